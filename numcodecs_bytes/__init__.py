@@ -4,14 +4,14 @@ Once this package is installed, zarr reads only the selected bytes of uncompress
 `numcodecs_bytes.zarr_pipeline`; nothing has to be imported or set. `trace` counts what is fetched,
 and `dask_chunks` chooses chunks for Dask.
 
-The ``bytes`` codec is `Bytes` for numcodecs and Zarr v2, and `numcodecs_bytes.zarr.BytesCodec` for
-Zarr v3. This module imports neither the latter nor the pipelines, so that using `Bytes` through
-numcodecs does not import zarr.
+The ``bytes`` codec is `Bytes` for numcodecs and Zarr v2, and
+`numcodecs_bytes.zarr_codec.BytesCodec` for Zarr v3. This module imports neither the latter nor the
+pipelines, so that using `Bytes` through numcodecs does not import zarr.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from numcodecs_bytes._host.trace import trace
+from numcodecs_bytes._runtime.traces import trace
 from numcodecs_bytes._tools.dask_chunks import dask_chunks
 from numcodecs_bytes.codec import Bytes
 

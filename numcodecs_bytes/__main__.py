@@ -16,10 +16,10 @@ from collections import Counter
 from typing import Any, NoReturn
 
 from numcodecs_bytes import __version__
+from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._host.foreign import result_of
-from numcodecs_bytes._host.names import count
-from numcodecs_bytes._tools.check_report import ArrayReport, Limits, ProgressBar, explain_error
+from numcodecs_bytes._tools.reporting import ArrayReport, Limits, ProgressBar, explain_error
+from numcodecs_bytes._zarr_api.names import count
 
 _INTERRUPTED = 130  # the exit status of shells after Ctrl-C
 
@@ -80,7 +80,7 @@ def _check(options: argparse.Namespace) -> _Answer:
 
     for location in options.stores:
         num_before = len(reports)
-        error = result_of(check_store, location)
+        error = value_or_error(check_store, location)
         if error is not None:
             unreadable.append({"store": location, "error": explain_error(error)})
             print(f"can't read {location}: {unreadable[-1]['error']}", file=sys.stderr)
@@ -125,7 +125,7 @@ def _migrate(options: argparse.Namespace) -> _Answer:
     names = ("dry_run", "overwrite", "undo", "exclude", "storage_options")
     given = {name: getattr(options, name) for name in names}
     with _progress_bar(" nodes") as bar:
-        nodes = result_of(migrate, options.store, bar=bar, **given)
+        nodes = value_or_error(migrate, options.store, bar=bar, **given)
     if isinstance(nodes, Exception):
         why = explain_error(nodes)
         print(f"can't migrate {options.store}: {why}", file=sys.stderr)
@@ -239,7 +239,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     options = _parser().parse_args(arguments)
     try:
-        error = result_of(importlib.import_module, "zarr")  # which reads the user's settings
+        error = value_or_error(importlib.import_module, "zarr")  # which reads the user's settings
         if isinstance(error, Exception):
             why = " ".join(f"{type(error).__name__}: {error}".split())
             print(f"zarr can't be imported: {why}", file=sys.stderr)

@@ -23,22 +23,15 @@ from zarr.storage import StorePath
 from zarr.types import AnyArray
 
 from numcodecs_bytes import zarr_data_types
+from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject, dtype_to_json
 from numcodecs_bytes._core.dtypes import NATIVE_ENDIAN, AnyDType, has_byte_order, pack_dtype
-from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._read.remote_object import RemoteObject
-from numcodecs_bytes._sources.files import File
+from numcodecs_bytes._sources.files import FileExtent
 from numcodecs_bytes._sources.store_states import Unexpected, state_of
 from numcodecs_bytes._sources.stores import locate_chunk
 from numcodecs_bytes._tools.check_chunks import check_chunks
-from numcodecs_bytes._tools.check_report import (
-    ArrayReport,
-    Limits,
-    ProgressBar,
-    describe_error,
-    explain_error,
-)
 from numcodecs_bytes._tools.consolidated import deleted_arrays, stale_metadata
 from numcodecs_bytes._tools.hierarchy import (
     Consolidated,
@@ -53,6 +46,13 @@ from numcodecs_bytes._tools.hierarchy import (
 )
 from numcodecs_bytes._tools.installation import explain_other_codec
 from numcodecs_bytes._tools.locations import open_store
+from numcodecs_bytes._tools.reporting import (
+    ArrayReport,
+    Limits,
+    ProgressBar,
+    describe_error,
+    explain_error,
+)
 from numcodecs_bytes._tools.v2_to_v3 import MixedByteOrderError, disagreements
 from numcodecs_bytes._tools.xarray_attributes import how_to_decode, is_decodable
 from numcodecs_bytes.codec import Bytes
@@ -97,7 +97,9 @@ def check(
             found.add(path)
             report = ArrayReport(path)
             store_path = StorePath(opened, path)
-            error = result_of(_check_array, store_path, document, report, limits or Limits(), bar)
+            error = value_or_error(
+                _check_array, store_path, document, report, limits or Limits(), bar
+            )
             if error is not None:  # the other arrays must still be checked
                 report.add_problem(f"it can't be checked: {describe_error(error)}")
             for problem in stale_metadata(store_path, document, consolidated):
@@ -119,7 +121,7 @@ def _check_array(
     if isinstance(document, Exception):
         report.add_problem(f"its metadata can't be read: {explain_error(document)}")
         return
-    array = result_of(array_of, document, store_path)
+    array = value_or_error(array_of, document, store_path)
     if isinstance(array, Exception):
         report.add_problem(f"zarr can't open it: {describe_error(array)}")
         report.notes += filter(None, (explain_other_codec(), why_not_opened(document)))
@@ -144,7 +146,7 @@ def _check_array(
     index = check_chunks(array, codecs, report, limits, bar)
     if index is not None and is_in_part:
         # A strike is remembered, so ask again; an error here must not end the check.
-        result_of(sync, _request_a_byte(array, index))
+        value_or_error(sync, _request_a_byte(array, index))
         _report_partial_reads(array, report)
 
 
@@ -152,16 +154,16 @@ async def _request_a_byte(array: AnyArray, index: Index) -> None:
     """Request one byte of a chunk; note a strike if that fails, but its store returns the chunk."""
     chunk = array.store_path / array.metadata.encode_chunk_key(index)
     source = locate_chunk(chunk)
-    if isinstance(source, File):
+    if isinstance(source, FileExtent):
         return
     # Not all stores serve the end of an object, where most shards have their index.
     codecs = getattr(array.metadata, "codecs", ())  # Zarr v2 has no shards
     locations = [getattr(codec, "index_location", "") for codec in codecs]
     has_index_at_end = "end" in [getattr(each, "value", each) for each in locations]
     is_last = has_index_at_end and source.num_bytes is None
-    place = (-1, None) if is_last else (source.start, source.start + 1)
+    out_selection = (-1, None) if is_last else (source.start, source.start + 1)
     try:
-        await RemoteObject(source).ask(*place)
+        await RemoteObject(source).ask(*out_selection)
     except Unexpected as why:
         if await chunk.get() is not None:
             state_of(chunk.store).strike(chunk.store, why)
@@ -191,12 +193,12 @@ def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayR
         return
     _v2_document(store_path, ".zattrs", report)
     unknown_codec = (numcodecs.errors.UnknownCodecError, zarr.errors.UnknownCodecError)
-    opened = result_of(ArrayV2Metadata.from_dict, old)
+    opened = value_or_error(ArrayV2Metadata.from_dict, old)
     if isinstance(opened, Exception) and not isinstance(opened, unknown_codec):
         report.add_problem(f".zarray can't be opened: {describe_error(opened)}")
         report.notes += filter(None, [why_not_opened(old)])
         return
-    found = result_of(disagreements, old, document)
+    found = value_or_error(disagreements, old, document)
     if isinstance(found, MixedByteOrderError):
         found = [str(found)]
     if isinstance(found, Exception):  # for example, a codec has no counterpart
@@ -255,7 +257,7 @@ def _check_byte_orders(name: str, configuration: JSONObject, report: ArrayReport
     names = ("delta", "fixedscaleoffset", "quantize") if key == "dtype" else ("quantize",)
     if name not in [f"numcodecs.{each}" for each in names]:
         return
-    dtype = result_of(np.dtype, configuration.get(key))
+    dtype = value_or_error(np.dtype, configuration.get(key))
     if isinstance(dtype, np.dtype) and not dtype.isnative:
         report.add_problem(
             f"the {key} of codec {name} is {dtype.str!r}, but zarr passes it elements in the byte "

@@ -47,7 +47,7 @@ from numcodecs_bytes._core.dtypes import (
     stored_dtype,
 )
 from numcodecs_bytes._core.invalid_bytes import has_invalid_bytes
-from numcodecs_bytes._host.names import add_name_of_array
+from numcodecs_bytes._zarr_api.names import add_name_of_array
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

@@ -20,10 +20,8 @@ from zarr.core.buffer import cpu
 from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
 
+from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._host.foreign import result_of
-from numcodecs_bytes._host.zarr_versions import HAS_STRUCT
-from numcodecs_bytes._tools.check_report import ProgressBar, explain_error, printable
 from numcodecs_bytes._tools.hierarchy import (
     METADATA_NAMES,
     as_json,
@@ -34,8 +32,10 @@ from numcodecs_bytes._tools.hierarchy import (
     walk,
 )
 from numcodecs_bytes._tools.locations import open_store
+from numcodecs_bytes._tools.reporting import ProgressBar, explain_error, printable
 from numcodecs_bytes._tools.v2_to_v3 import compare, v3_document
 from numcodecs_bytes._tools.xarray_attributes import convert_attributes
+from numcodecs_bytes._zarr_api.versions import HAS_STRUCT
 
 __all__ = ["NodeReport", "migrate"]
 
@@ -151,7 +151,7 @@ def _plan(
 
 def _write(store: Store, changes: _Changes, bar: ProgressBar | None) -> None:
     for key, document in _counted(changes.items(), bar, "writing", len(changes)):
-        error = result_of(_put, store, key, document)
+        error = value_or_error(_put, store, key, document)
         if isinstance(error, Exception):
             # The error may name zarr's temporary file, which has a random name.
             why = f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
@@ -244,7 +244,7 @@ def _why_kept(documents: _Documents) -> str:
     """Return why the Zarr v3 metadata of a node are not what `migrate` writes, or ""."""
     if not _has_v2(documents):
         return "it has no Zarr v2 metadata"
-    document = result_of(_convert, documents, [])
+    document = value_or_error(_convert, documents, [])
     if isinstance(document, Exception):
         return explain_error(document)
     names = differing(_without_consolidated(documents["zarr.json"]), document)
@@ -282,7 +282,7 @@ class _Migration:
             )
             report.reasons = [how_to_open if existing is None else "its zarr.json stays as it is"]
             return
-        document = result_of(self._document, path, documents, report.notes)
+        document = value_or_error(self._document, path, documents, report.notes)
         if isinstance(document, Exception):
             report.status, report.reasons, report.notes = "refused", [explain_error(document)], []
             return

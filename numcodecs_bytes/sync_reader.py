@@ -16,19 +16,19 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 
 from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._core.interrupts import is_of_caller, raise_interrupt
-from numcodecs_bytes._host import own_bugs, trace
-from numcodecs_bytes._host.items import Item
-from numcodecs_bytes._host.names import keys_are_v2, name_of_class, name_of_store
-from numcodecs_bytes._host.options import OptionError
 from numcodecs_bytes._plan.array_selection import ChunkSelection, select
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.selection import moved_to_start
 from numcodecs_bytes._plan.shards import AnyLayout
-from numcodecs_bytes._read.chunks import ChunkRead
+from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.local import read_here
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._read.pace import Pace
+from numcodecs_bytes._runtime import own_bugs, traces
+from numcodecs_bytes._zarr_api.batch_items import ChunkRequest
+from numcodecs_bytes._zarr_api.names import keys_are_v2, name_of_class, name_of_store
+from numcodecs_bytes._zarr_api.options import OptionError
 
 if TYPE_CHECKING:
     from numcodecs_bytes._pipeline.chunk_finder import ChunkFinder
@@ -40,7 +40,7 @@ MAX_CHUNKS = 4
 MAX_BYTES = 1 << 20
 
 
-class _Getter(NamedTuple):
+class ChunkName(NamedTuple):
     """What names a chunk, as zarr's byte getters do."""
 
     store: Any
@@ -55,7 +55,7 @@ class _Snapshot(NamedTuple):
     pipeline: Any
     spec: ArraySpec
     layout: AnyLayout
-    first: Item  # a chunk, of which zarr's own pipeline would be asked
+    first: ChunkRequest  # a chunk, of which zarr's own pipeline would be asked
     prefix: str  # of the paths of chunks
     may_be_missing: bool  # else a missing chunk is an error
 
@@ -161,9 +161,9 @@ class SyncReader:
             # zarr reads in another thread, and needs fewer frames in this one
         except LeftToZarr as why:
             raise_interrupt(why.__cause__)
-            if trace.active:
-                name = trace.ArrayName(name_of_store(self._array.store), self._array.path)
-                trace.note_array(name, {("why_not_direct", str(why)): 1})
+            if traces.active:
+                name = traces.ArrayName(name_of_store(self._array.store), self._array.path)
+                traces.note_array(name, {("why_not_direct", str(why)): 1})
         except Exception as error:
             if is_of_caller(error) or not own_bugs.is_own_bug(error):
                 raise
@@ -203,20 +203,20 @@ class SyncReader:
         """Read what is selected of chunks to the result."""
         layout, reads = snapshot.layout, []
         for selected in chunks:
-            coordinates, selection, place = selected
+            coordinates, selection, out_selection = selected
             at_start, distance = selection, 0
             if isinstance(layout, Layout):  # so random samples share a plan
                 at_start, distance = moved_to_start(selection, layout.shape, layout.strides)
             path = snapshot.prefix + snapshot.metadata.encode_chunk_key(coordinates)
-            getter = _Getter(self._array.store, path)
+            getter = ChunkName(self._array.store, path)
             file = finder.file_of(path)
             # A member of a zip archive has a checksum.
             is_complete = file.find_member is not None and selected.is_all_of_chunk(
                 snapshot.metadata.shape, snapshot.spec.shape
             )
-            item = Item(getter, snapshot.spec, at_start, place, is_complete)
-            reads.append(ChunkRead(item, place, layout, file, distance=distance))
-        pace = Pace(finder.gap, leaves_slow_files=True, caches_indices=True)
+            item = ChunkRequest(getter, snapshot.spec, at_start, out_selection, is_complete)
+            reads.append(ChunkRead(item, out_selection, layout, file, distance=distance))
+        pace = Pace(finder.max_gap, leaves_slow_files=True, caches_indices=True)
         num_threads = snapshot.pipeline._num_threads() if len(reads) > 1 else 1
         read_here(reads, Output.of_caller(out), pace, num_threads)
         if left := [chunk.outcome.why for chunk in reads if chunk.outcome.is_left]:
@@ -224,7 +224,7 @@ class SyncReader:
         are_missing = any(chunk.outcome.status == "missing" for chunk in reads)
         if are_missing and not snapshot.may_be_missing:
             raise LeftToZarr("a chunk is missing")
-        if trace.active:  # only now: what is left to zarr is read again, and traced, as a whole
+        if traces.active:  # only now: what is left to zarr is read again, and traced, as a whole
             has_v2_keys = keys_are_v2(snapshot.metadata)
             for chunk in reads:
                 chunk.trace(has_v2_keys=has_v2_keys)
@@ -237,7 +237,9 @@ class SyncReader:
         if type(array) is not zarr.Array or type(array.async_array) is not zarr.AsyncArray:
             raise LeftToZarr(f"{name_of_class(array)} may read in another way")
         pipeline: Any = array.async_array.codec_pipeline
-        if not getattr(pipeline, "reads_parts", False):  # it may be zarr's, under the name of ours
+        if not getattr(
+            pipeline, "reads_partially", False
+        ):  # it may be zarr's, under the name of ours
             raise LeftToZarr(f"{name_of_class(pipeline)} is the codec pipeline")
         buffers = _buffers()  # the config of a zarr that we do not know has no such thing
         if default_buffer_prototype() != cpu.buffer_prototype:
@@ -248,7 +250,7 @@ class SyncReader:
         layout = pipeline._layout_of(spec)
         getter = array.store_path / metadata.encode_chunk_key((0,) * array.ndim)
         prefix = f"{array.path}/" if array.path else ""
-        first = Item(getter, spec, (), (), is_complete=False)
+        first = ChunkRequest(getter, spec, (), (), is_complete=False)
         may_be_missing = getattr(array.config, "read_missing_chunks", True)  # new in zarr 3.4
         snapshot = _Snapshot(
             metadata, buffers, pipeline, spec, layout, first, prefix, may_be_missing

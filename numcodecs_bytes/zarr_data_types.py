@@ -46,7 +46,7 @@ from numcodecs_bytes._core.dtypes import (
     why_missing,
 )
 from numcodecs_bytes._core.invalid_bytes import with_valid_bytes
-from numcodecs_bytes._host.zarr_versions import DataTypeValidationError, check_class
+from numcodecs_bytes._zarr_api.versions import DataTypeValidationError, check_class
 
 AnyDataType = zarr.dtype.ZDType[Any, Any]
 Scalar = Any  # an element; NumPy's types do not cover those of ml_dtypes

@@ -19,7 +19,7 @@ pipelines, which do not write while `numcodecs_bytes.write_in_place` is "require
 
 from typing import Any
 
-from numcodecs_bytes._host.defaults import check_version, or_step_aside
+from numcodecs_bytes._zarr_api.defaults import check_version, or_step_aside
 
 _pipelines: Any = None
 with or_step_aside("arrays"):
@@ -29,7 +29,7 @@ with or_step_aside("arrays"):
     pipelines.use_by_default()
     _pipelines = pipelines
 if _pipelines is None:
-    from numcodecs_bytes._pipeline import of_untested_zarr as _pipelines
+    from numcodecs_bytes._pipeline import fallback_pipelines as _pipelines
 
 BatchedBytesPipeline = _pipelines.BatchedBytesPipeline
 """zarr's default pipeline, but it reads only what a selection needs of uncompressed chunks."""

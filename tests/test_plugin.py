@@ -31,9 +31,9 @@ from helpers import (
 
 import numcodecs_bytes
 from numcodecs_bytes.__main__ import main
-from numcodecs_bytes._host.defaults import NEWEST_MINOR, is_tested
+from numcodecs_bytes._zarr_api.defaults import NEWEST_MINOR, is_tested
 
-OURS, ZARRS = "numcodecs_bytes.zarr.BytesCodec", "zarr.codecs.bytes.BytesCodec"
+OURS, ZARRS = "numcodecs_bytes.zarr_codec.BytesCodec", "zarr.codecs.bytes.BytesCodec"
 KEYS = ["codecs.bytes", "codec_pipeline.path"]
 DEFAULTS = [OURS, OUR_PIPELINES[0]]  # of these, by installing the package
 ZARRS_RS = ["zarrs.ZarrsCodecPipeline"] if importlib.util.find_spec("zarrs") else []
@@ -218,7 +218,7 @@ class TestUntestedZarr:
 
     VERSION = "zarr.__version__ = '3.99.1'\n"
     REQUIRE = "zarr.config.set({'numcodecs_bytes.write_in_place': 'require'})\n"
-    IS_OURS = "print(hasattr(zarr.open_array(PATH).async_array.codec_pipeline, 'reads_parts'))"
+    IS_OURS = "print(hasattr(zarr.open_array(PATH).async_array.codec_pipeline, 'reads_partially'))"
     WRITE = """
 array = zarr.open_array(PATH)
 for value in (zarr.open_array(PATH), pickle.loads(pickle.dumps(array))):

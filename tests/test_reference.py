@@ -18,7 +18,7 @@ BLOCKS = "".join(re.findall(r"^```py\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL
 LINES = re.sub(r"\(\s+(.*)\s+\)", r"(\1)", BLOCKS).splitlines()  # each signature on one line
 NAMES = [line.partition("(")[0] for line in LINES]
 # Of the classes that the page calls by their short names.
-MODULES = {"Bytes": "numcodecs_bytes.", "Trace": "numcodecs_bytes._host.trace."}
+MODULES = {"Bytes": "numcodecs_bytes.", "Trace": "numcodecs_bytes._runtime.traces."}
 
 
 def resolve(name):

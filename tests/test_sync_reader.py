@@ -37,8 +37,8 @@ from zarr.core.buffer import cpu
 
 import numcodecs_bytes
 from numcodecs_bytes import SyncReader
-from numcodecs_bytes._host import own_bugs
 from numcodecs_bytes._plan.plan import _cached_plan as plan_of_chunk
+from numcodecs_bytes._runtime import own_bugs
 
 # Of zarr and of numcodecs, for data types and filters that Zarr v3 does not specify.
 pytestmark = pytest.mark.filterwarnings("ignore:.*specification", "ignore:The data type:Warning")

@@ -23,7 +23,7 @@ from helpers import (
 )
 
 import numcodecs_bytes
-from numcodecs_bytes._host import names
+from numcodecs_bytes._zarr_api import names
 
 
 def traced(read):

@@ -39,7 +39,7 @@ from helpers import (
 from zarr.core.buffer import BufferPrototype, cpu
 from zarr.storage import StorePath
 
-from numcodecs_bytes.zarr import BytesCodec
+from numcodecs_bytes.zarr_codec import BytesCodec
 
 BY_NAME = pytest.mark.parametrize("case", ZARR_CASES, ids=lambda c: c.name)
 MISSING = "`endian` configuration needs to be specified"

@@ -5,7 +5,7 @@ kernels for arrays on a GPU. Partial reads put their bytes together in `_read.ou
 
 Throughout this module `stored` is the stored dtype, as `stored_dtype` returns it, and `raw` the
 stored bytes: uint8, shape ``(num_bytes,)``. Callers have checked that sizes match, and that the two
-dtypes differ only in byte order, padding, titles and the integers that `copied_as` substitutes.
+dtypes differ only in byte order, padding, titles and the integers of `byteswap_dtype`.
 """
 
 import itertools
@@ -15,7 +15,14 @@ from types import EllipsisType
 
 import numpy as np
 
-from numcodecs_bytes._core.dtypes import AnyDType, Array, GPUArray, copied_as, pack_dtype, swap_unit
+from numcodecs_bytes._core.dtypes import (
+    AnyDType,
+    Array,
+    GPUArray,
+    byteswap_dtype,
+    pack_dtype,
+    swap_unit,
+)
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits, make_valid, with_valid_bytes
 
 # Transposed elements are copied in tiles of this shape if the lines of the CPU cache are a multiple
@@ -37,7 +44,7 @@ def encode_array(array: Array, stored: AnyDType) -> Array:
     """
     if array.dtype == stored and array.flags.c_contiguous and not has_unused_bits(stored):
         return array
-    copied = copied_as(array.dtype)
+    copied = byteswap_dtype(array.dtype)
     source = array if copied == array.dtype else array.view(copied)
     if copied == stored and source.flags.c_contiguous:
         encoded = source
@@ -56,7 +63,7 @@ def decode_array(raw: Array, stored: AnyDType, dtype: AnyDType) -> Array:
     """
     if dtype == stored and not has_unused_bits(dtype):
         return raw.view(dtype)
-    copied = copied_as(dtype)
+    copied = byteswap_dtype(dtype)
     if stored == copied:
         return with_valid_bytes(raw.view(dtype))
     source = raw.view(stored)
@@ -76,7 +83,7 @@ def decode_into(raw: Array, stored: AnyDType, out: Array) -> None:
         raw = raw.copy()  # for some overlaps NumPy would read what it has already overwritten
     if is_column_major(out):
         out = out.T
-    copy_elements(out.view(copied_as(out.dtype)), raw.view(stored).reshape(out.shape))
+    copy_elements(out.view(byteswap_dtype(out.dtype)), raw.view(stored).reshape(out.shape))
     make_valid(out)
 
 

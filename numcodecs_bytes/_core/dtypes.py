@@ -162,7 +162,7 @@ def ml_dtype_from_name(name: str) -> AnyDType | None:
 
 
 @functools.lru_cache(maxsize=256)
-def copied_as(dtype: AnyDType) -> AnyDType:
+def byteswap_dtype(dtype: AnyDType) -> AnyDType:
     """Return a dtype of the same layout and byte order that NumPy byte-swaps correctly.
 
     NumPy does not swap datetimes without a unit when it casts them to the other byte order, and the
@@ -170,9 +170,9 @@ def copied_as(dtype: AnyDType) -> AnyDType:
     """
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
-        return np.dtype((copied_as(base), shape))
+        return np.dtype((byteswap_dtype(base), shape))
     if dtype.names is not None:
-        fields = [copied_as(field) for _, field in fields_of(dtype)]
+        fields = [byteswap_dtype(field) for _, field in fields_of(dtype)]
         offsets = [cast("Any", dtype.fields)[name][1] for name in dtype.names]
         layout = {"formats": fields, "offsets": offsets, "itemsize": dtype.itemsize}
         copied: AnyDType = np.dtype(cast("Any", {"names": dtype.names, **layout}))
@@ -210,7 +210,7 @@ def has_byte_order(dtype: AnyDType) -> bool:
 
     Structured dtypes always report the byte order '|', so whole dtypes are compared.
     """
-    copied = copied_as(dtype)
+    copied = byteswap_dtype(dtype)
     return copied.newbyteorder("<") != copied.newbyteorder(">")
 
 
@@ -225,7 +225,7 @@ def are_swapped_alike(dtype: AnyDType, other: AnyDType) -> bool:
     """Whether two unstructured dtypes have the same item size and are byte-swapped alike."""
 
     def unit_bytes(dtype: AnyDType) -> int:
-        unit = swap_unit(copied_as(dtype)) if has_byte_order(dtype) else None
+        unit = swap_unit(byteswap_dtype(dtype)) if has_byte_order(dtype) else None
         return 1 if unit is None else unit.itemsize
 
     is_plain = dtype.names is None and other.names is None
@@ -236,7 +236,7 @@ def are_swapped_alike(dtype: AnyDType, other: AnyDType) -> bool:
 def stored_dtype(dtype: AnyDType, endian: Endian | None) -> AnyDType:
     """Return the stored dtype of elements of `dtype`; raise if it can't be stored that way."""
     check_storable(dtype)
-    packed = copied_as(pack_dtype(dtype))
+    packed = byteswap_dtype(pack_dtype(dtype))
     if endian is not None:
         return packed.newbyteorder(endian)
     if has_byte_order(dtype):

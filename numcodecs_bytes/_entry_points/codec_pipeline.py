@@ -4,7 +4,7 @@ zarr loads all pipelines when it opens its first array, before it looks up in it
 to use.
 """
 
-from numcodecs_bytes._host.defaults import or_step_aside
+from numcodecs_bytes._zarr_api.defaults import or_step_aside
 
 __all__ = ["BatchedBytesPipeline"]
 
@@ -15,7 +15,7 @@ class NoPipeline:
 
 BatchedBytesPipeline: type = NoPipeline
 with or_step_aside("arrays"):
-    from numcodecs_bytes._host.options import warn_of_other_pipeline
+    from numcodecs_bytes._zarr_api.options import warn_of_other_pipeline
     from numcodecs_bytes.zarr_pipeline import BatchedBytesPipeline
 
     warn_of_other_pipeline("loaded")

@@ -2,7 +2,7 @@
 
 import zarr.dtype
 
-from numcodecs_bytes._host.defaults import or_step_aside
+from numcodecs_bytes._zarr_api.defaults import or_step_aside
 
 __all__ = ["RawBits"]
 

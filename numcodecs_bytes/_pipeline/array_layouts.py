@@ -20,7 +20,7 @@ from numcodecs_bytes._core.dtypes import (
     NATIVE_ENDIAN,
     AnyDType,
     EndianError,
-    copied_as,
+    byteswap_dtype,
     has_byte_order,
     has_variable_length,
     leaf_dtypes,
@@ -28,10 +28,6 @@ from numcodecs_bytes._core.dtypes import (
     stored_dtype,
 )
 from numcodecs_bytes._core.interrupts import raise_interrupt
-from numcodecs_bytes._host.names import keys_are_v2, name_of_class
-from numcodecs_bytes._host.options import warn_of_other_pipeline, warn_of_unknown_keys
-from numcodecs_bytes._host.pickling import PickledAsConfigured
-from numcodecs_bytes._host.zarr_versions import COPIES_SWAP_BYTES, HAS_STRUCT, has_sync_index
 from numcodecs_bytes._pipeline.elementwise import (
     byte_order_of,
     conversion_of_codecs,
@@ -41,8 +37,12 @@ from numcodecs_bytes._pipeline.elementwise import (
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import Compressed, LeftToZarr
 from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
+from numcodecs_bytes._zarr_api.names import keys_are_v2, name_of_class
+from numcodecs_bytes._zarr_api.options import warn_of_other_pipeline, warn_of_unknown_keys
+from numcodecs_bytes._zarr_api.pickling import PickledAsConfigured
+from numcodecs_bytes._zarr_api.versions import COPIES_SWAP_BYTES, HAS_STRUCT, has_sync_index
 from numcodecs_bytes.codec import Bytes
-from numcodecs_bytes.zarr import BytesCodec
+from numcodecs_bytes.zarr_codec import BytesCodec
 
 # For how many shapes of chunks an array caches the layout: all, if its grid is regular.
 CACHED_SHAPES = 1 << 8
@@ -77,7 +77,7 @@ class ArrayLayouts:
         return layout
 
 
-class KnowsLayouts(PickledAsConfigured):
+class LayoutMixin(PickledAsConfigured):
     """Mixin for one of zarr's pipelines: knows how the chunks of its array are stored."""
 
     array_bytes_codec: Any  # of zarr's pipeline
@@ -202,7 +202,9 @@ def _layout_of_v2(codec: Bytes | None, chunk_spec: ArraySpec) -> Layout:
     dtype = chunk_spec.dtype.to_native_dtype()
     if has_variable_length(dtype):
         raise LeftToZarr(f"elements of variable length ({dtype})")
-    stored = copied_as(dtype)  # the array's own order, but NumPy copies some types only as integers
+    stored = byteswap_dtype(
+        dtype
+    )  # the array's own order, but NumPy copies some types only as integers
     if codec is not None and (codec.dtype is not None or codec.endian != NATIVE_ENDIAN):
         # In a comparison, NumPy treats None as float64.
         is_of_array = codec.dtype is not None and codec.dtype == dtype

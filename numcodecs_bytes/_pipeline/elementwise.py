@@ -9,11 +9,11 @@ from zarr.codecs import TransposeCodec
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import cpu
 
+from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.dtypes import AnyDType, Array, ByteOrder, name_of_ml_dtype
-from numcodecs_bytes._host.foreign import result_of
-from numcodecs_bytes._host.names import name_of_class
-from numcodecs_bytes._plan.layout import Conversion
+from numcodecs_bytes._plan.layout import ElementCodecs
 from numcodecs_bytes._plan.outcome import LeftToZarr
+from numcodecs_bytes._zarr_api.names import name_of_class
 
 # Of these classes, a part of a chunk is decoded to the same part of the decoded chunk.
 # Subclasses may do anything.
@@ -54,7 +54,7 @@ def byte_order_of(codecs: Sequence[Any]) -> ByteOrder | Literal[""] | None:
         return None if codecs else ""
     configuration = getattr(filters[-1], "codec_config", {})
     names = [configuration.get(key) for key in ("encode_dtype", "astype", "dtype")]
-    dtype = result_of(np.dtype, next(filter(None, names), "V"))
+    dtype = value_or_error(np.dtype, next(filter(None, names), "V"))
     return dtype.byteorder if isinstance(dtype, np.dtype) and dtype.kind in "iufc" else None
 
 
@@ -65,17 +65,17 @@ class _Step(NamedTuple):
     encoded_dtype: AnyDType
 
 
-def conversion_of_filters(filters: Sequence[Any], dtype: AnyDType) -> Conversion:
+def conversion_of_filters(filters: Sequence[Any], dtype: AnyDType) -> ElementCodecs:
     """Return what the filters of a Zarr v2 array of a dtype do; may raise `LeftToZarr`."""
     steps, encoded_dtype = list[_Step](), dtype
     for codec in filters:
         steps.append(_step_of_numcodecs(codec, encoded_dtype))
         encoded_dtype = steps[-1].encoded_dtype
     decoders = [step.decode for step in reversed(steps)]
-    return Conversion(encoded_dtype, (*decoders, lambda flat: flat.view(dtype)))
+    return ElementCodecs(encoded_dtype, (*decoders, lambda flat: flat.view(dtype)))
 
 
-def conversion_of_codecs(codecs: Sequence[Any], spec: ArraySpec) -> tuple[Conversion, ArraySpec]:
+def conversion_of_codecs(codecs: Sequence[Any], spec: ArraySpec) -> tuple[ElementCodecs, ArraySpec]:
     """Return what codecs of Zarr v3 do, but for transposing, and what they encode chunks to.
 
     Raises `LeftToZarr` if it depends on more than the element, or if zarr itself fails.
@@ -97,7 +97,7 @@ def conversion_of_codecs(codecs: Sequence[Any], spec: ArraySpec) -> tuple[Conver
         raise LeftToZarr(f"converted in an unknown way: {error}") from error
     decoders = [step.decode for step in reversed(steps)]
     decode = (*decoders, lambda flat: flat.astype(dtype, copy=False))
-    return Conversion(spec.dtype.to_native_dtype(), decode), spec
+    return ElementCodecs(spec.dtype.to_native_dtype(), decode), spec
 
 
 def _step_of_zarr(codec: Any, decoded: ArraySpec, encoded: ArraySpec) -> _Step:

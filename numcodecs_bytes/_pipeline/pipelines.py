@@ -8,19 +8,19 @@ import zarr.registry
 from zarr.core.buffer import NDBuffer
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 
-from numcodecs_bytes._host.defaults import make_default
-from numcodecs_bytes._host.items import Item, items_of
-from numcodecs_bytes._host.zarr_versions import FusedCodecPipeline, check_class
 from numcodecs_bytes._pipeline.explain import explained
-from numcodecs_bytes._pipeline.reads import ReadsParts
-from numcodecs_bytes._pipeline.writes import WritesParts
+from numcodecs_bytes._pipeline.reads import PartialReadMixin
+from numcodecs_bytes._pipeline.writes import PartialWriteMixin
+from numcodecs_bytes._zarr_api.batch_items import ChunkRequest, chunk_requests_of
+from numcodecs_bytes._zarr_api.defaults import make_default
+from numcodecs_bytes._zarr_api.versions import FusedCodecPipeline, check_class
 
 # The module whose attributes these classes are, as users set `codec_pipeline.path` to them.
 _MODULE = "numcodecs_bytes.zarr_pipeline"
 
 
 # AnnData, for example, uses a faster pipeline for its own reads if the path contains "Batched".
-class BatchedBytesPipeline(ReadsParts, WritesParts, BatchedCodecPipeline):
+class BatchedBytesPipeline(PartialReadMixin, PartialWriteMixin, BatchedCodecPipeline):
     """zarr's default pipeline, but it reads only what a selection needs of uncompressed chunks."""
 
     __module__ = _MODULE
@@ -30,34 +30,34 @@ class BatchedBytesPipeline(ReadsParts, WritesParts, BatchedCodecPipeline):
         self, batch_info: Iterable[Any], out: NDBuffer, drop_axes: tuple[int, ...] = ()
     ) -> Any:
         """Read some of the chunks of a batch, by default one, like zarr's pipeline."""
-        items = items_of(batch_info)
+        items = chunk_requests_of(batch_info)
         return await explained(super().read_batch(items, out, drop_axes), items, self, "reading")
 
     async def write_batch(
         self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: tuple[int, ...] = ()
     ) -> None:
         """Write some of the chunks of a batch, by default one, like zarr's pipeline."""
-        items = items_of(batch_info)
+        items = chunk_requests_of(batch_info)
         await explained(super().write_batch(items, value, drop_axes), items, self, "writing")
 
 
 _PIPELINES: dict[type, type] = {BatchedCodecPipeline: BatchedBytesPipeline}
 if FusedCodecPipeline is not None:
 
-    class FusedBytesPipeline(ReadsParts, WritesParts, FusedCodecPipeline):  # type: ignore[misc]
+    class FusedBytesPipeline(PartialReadMixin, PartialWriteMixin, FusedCodecPipeline):  # type: ignore[misc]
         """zarr's fused pipeline (3.3 and newer) with the reads of `BatchedBytesPipeline`."""
 
         __module__ = _MODULE
         _threads_setting = "codec_pipeline.max_workers"
 
         async def _read_by_zarr(
-            self, items: Sequence[Item], out: NDBuffer, drop_axes: tuple[int, ...]
+            self, items: Sequence[ChunkRequest], out: NDBuffer, drop_axes: tuple[int, ...]
         ) -> Any:
             reading = super()._read_by_zarr(items, out, drop_axes)
             return await explained(reading, items, self, "reading")
 
         async def _write_by_zarr(
-            self, items: Sequence[Item], value: NDBuffer, drop_axes: tuple[int, ...]
+            self, items: Sequence[ChunkRequest], value: NDBuffer, drop_axes: tuple[int, ...]
         ) -> None:
             writing = super()._write_by_zarr(items, value, drop_axes)
             await explained(writing, items, self, "writing")

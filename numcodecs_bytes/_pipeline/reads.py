@@ -16,23 +16,23 @@ from zarr.core.buffer import NDBuffer, gpu
 from zarr.core.common import concurrent_map
 
 from numcodecs_bytes._core.interrupts import raise_interrupt
-from numcodecs_bytes._host import own_bugs, trace
-from numcodecs_bytes._host.items import Item, items_of
-from numcodecs_bytes._host.names import name_of_class
-from numcodecs_bytes._host.zarr_versions import HAS_RESULTS, concurrency
-from numcodecs_bytes._pipeline.array_layouts import KnowsLayouts
+from numcodecs_bytes._pipeline.array_layouts import LayoutMixin
 from numcodecs_bytes._pipeline.chunk_finder import ChunkFinder, finder_of
-from numcodecs_bytes._pipeline.explain import wrong_length
+from numcodecs_bytes._pipeline.explain import length_check
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._read import local
-from numcodecs_bytes._read.chunks import ChunkRead, ReadSettings, chunk_reads
+from numcodecs_bytes._read.chunk_read import ChunkRead, ReadSettings, chunk_reads
 from numcodecs_bytes._read.output import Output, check_output
-from numcodecs_bytes._sources.files import File
-from numcodecs_bytes._sources.stores import Remote, is_in_shard
+from numcodecs_bytes._runtime import own_bugs, traces
+from numcodecs_bytes._sources.files import FileExtent
+from numcodecs_bytes._sources.stores import ObjectExtent, is_in_shard
+from numcodecs_bytes._zarr_api.batch_items import ChunkRequest, chunk_requests_of
+from numcodecs_bytes._zarr_api.names import name_of_class
+from numcodecs_bytes._zarr_api.versions import HAS_RESULTS, concurrency
 
 if TYPE_CHECKING:
-    from numcodecs_bytes._read.object_plans import ObjectPlan
-    from numcodecs_bytes._read.to_gpu import GPUOutput
+    from numcodecs_bytes._gpu.output import GPUOutput
+    from numcodecs_bytes._read.object_plans import ObjectRead
 
 
 class _BatchPlan(NamedTuple):
@@ -46,10 +46,10 @@ class _BatchPlan(NamedTuple):
     bugs: list[Exception]  # of this package, while it reads
 
 
-class ReadsParts(KnowsLayouts):
+class PartialReadMixin(LayoutMixin):
     """Mixin for one of zarr's pipelines: reads parts of uncompressed chunks."""
 
-    reads_parts = True
+    reads_partially = True
     _own_bug = ""  # why zarr reads the array from now on
     _finder: ChunkFinder | None = None
 
@@ -57,8 +57,8 @@ class ReadsParts(KnowsLayouts):
         self, batch_info: Iterable[Any], out: NDBuffer, drop_axes: tuple[int, ...] = ()
     ) -> Any:
         """Read the selections of chunks into `out`, like zarr's pipeline."""
-        wrong_length.set([])
-        items, finder = items_of(batch_info), self._finder
+        length_check.set([])
+        items, finder = chunk_requests_of(batch_info), self._finder
         if items and finder and finder.leaves_all_to_zarr(items) and finder.is_valid(items[0]):
             return await self._read_by_zarr(items, out, drop_axes)
         bugs: list[Exception] = []
@@ -83,23 +83,23 @@ class ReadsParts(KnowsLayouts):
             if rest := [chunk for chunk in plan.chunks if chunk.outcome.is_left]:
                 await self._let_zarr_read(plan, rest)
         finally:
-            if trace.active:
-                with own_bugs.Caught(own_bugs.log):
+            if traces.active:
+                with own_bugs.catch(own_bugs.log):
                     for chunk in plan.chunks:
                         chunk.trace(has_v2_keys=plan.settings.has_v2_keys)
 
     def _plan(
         self,
-        items: Sequence[Item],
+        items: Sequence[ChunkRequest],
         out: NDBuffer,
         drop_axes: tuple[int, ...],
         bugs: list[Exception],
     ) -> _BatchPlan | None:
         """Return what to read; None if zarr has to read all of it."""
-        if not items or (self._own_bug and not trace.active):
+        if not items or (self._own_bug and not traces.active):
             return None
         first = items[0]  # all are of one array: at most their shapes differ
-        with own_bugs.Caught(partial(self._note_own_bug, bugs, ())):
+        with own_bugs.catch(partial(self._note_own_bug, bugs, ())):
             try:
                 finder = self.chunk_finder(first)
                 if not finder.leaves_all_to_zarr(items):
@@ -107,16 +107,16 @@ class ReadsParts(KnowsLayouts):
             except LeftToZarr as why:
                 raise_interrupt(why.__cause__)
                 # The read of a shard is counted by itself.
-                if trace.active and not is_in_shard(first.byte_getter):
+                if traces.active and not is_in_shard(first.byte_getter):
                     self._trace_left(items, why)
         return None
 
-    def _trace_left(self, items: Sequence[Item], why: LeftToZarr) -> None:
-        counts: trace.Counts = {str(why): len(items)}
+    def _trace_left(self, items: Sequence[ChunkRequest], why: LeftToZarr) -> None:
+        counts: traces.Counts = {str(why): len(items)}
         getter, num_axes = items[0].byte_getter, len(items[0].spec.shape)
-        trace.note(getter, num_axes, counts, has_v2_keys=self._has_v2_keys(), is_seen=False)
+        traces.note(getter, num_axes, counts, has_v2_keys=self._has_v2_keys(), is_seen=False)
 
-    def chunk_finder(self, first: Item) -> ChunkFinder:
+    def chunk_finder(self, first: ChunkRequest) -> ChunkFinder:
         """Return where the chunks of the array are, given one of them.
 
         Raises `LeftToZarr` if zarr does not ask its store directly, or because of an own bug.
@@ -132,7 +132,7 @@ class ReadsParts(KnowsLayouts):
 
     def _plan_chunks(
         self,
-        items: Sequence[Item],
+        items: Sequence[ChunkRequest],
         finder: ChunkFinder,
         out: NDBuffer,
         drop_axes: tuple[int, ...],
@@ -148,15 +148,15 @@ class ReadsParts(KnowsLayouts):
         if finder.source_of is None:
             leave(chunks, finder.why_by_zarr)
         keys = self._has_v2_keys()
-        settings = ReadSettings(self._is_v2(), keys, self._num_threads(), finder.gap)
+        settings = ReadSettings(self._is_v2(), keys, self._num_threads(), finder.max_gap)
         on_host = Output.of_caller(array, drop_axes)
         output: Output | GPUOutput = on_host
         if is_on_gpu:
-            from numcodecs_bytes._read import to_gpu  # only if it is needed
+            from numcodecs_bytes._gpu import output as of_gpu  # only if it is needed
 
             if not settings.is_v2:  # zarr can't read all of them
-                to_gpu.leave_what_is_faster(chunks)
-            output = to_gpu.GPUOutput(array, on_host, partial(self._note_own_bug, bugs))
+                of_gpu.leave_what_is_faster(chunks)
+            output = of_gpu.GPUOutput(array, on_host, partial(self._note_own_bug, bugs))
         return _BatchPlan(settings, chunks, output, out, drop_axes, bugs)
 
     async def _run(self, plan: _BatchPlan, chunks: Sequence[ChunkRead], out: Output) -> None:
@@ -164,11 +164,11 @@ class ReadsParts(KnowsLayouts):
 
         What can't be read is left to zarr.
         """
-        files = [chunk for chunk in chunks if isinstance(chunk.source, File)]
+        files = [chunk for chunk in chunks if isinstance(chunk.source, FileExtent)]
         if len(files) == len(chunks):  # most often
             await self._read_files(plan, files, out)
             return
-        requested = [chunk for chunk in chunks if isinstance(chunk.source, Remote)]
+        requested = [chunk for chunk in chunks if isinstance(chunk.source, ObjectExtent)]
         async with in_flight(len(requested)) as num_in_flight:
             objects = self._plan_objects(plan, requested, num_in_flight)
             others = [chunk for chunk in chunks if chunk.source is None]
@@ -184,23 +184,23 @@ class ReadsParts(KnowsLayouts):
 
     async def _read_files(self, plan: _BatchPlan, chunks: Sequence[ChunkRead], out: Output) -> None:
         if chunks:
-            with own_bugs.Caught(partial(self._note_own_bug, plan.bugs, chunks)):
+            with own_bugs.catch(partial(self._note_own_bug, plan.bugs, chunks)):
                 await local.read(plan.settings, chunks, out)
 
     def _plan_objects(
         self, plan: _BatchPlan, requested: Sequence[ChunkRead], num_in_flight: int
-    ) -> Sequence["ObjectPlan"]:
+    ) -> Sequence["ObjectRead"]:
         """Return what is requested of objects; see `object_plans`."""
         if not requested:
             return ()
         from numcodecs_bytes._read.object_plans import object_plans  # only if it is needed
 
-        with own_bugs.Caught(partial(self._note_own_bug, plan.bugs, requested)):
-            return object_plans(requested, num_in_flight, plan.settings.gap, plan.drop_axes)
+        with own_bugs.catch(partial(self._note_own_bug, plan.bugs, requested)):
+            return object_plans(requested, num_in_flight, plan.settings.max_gap, plan.drop_axes)
         return ()
 
     async def _read_objects(
-        self, plan: _BatchPlan, objects: Sequence["ObjectPlan"], out: Output, limit: int | None
+        self, plan: _BatchPlan, objects: Sequence["ObjectRead"], out: Output, limit: int | None
     ) -> None:
         if objects:
             from numcodecs_bytes._read import remote  # only if it is needed
@@ -228,7 +228,7 @@ class ReadsParts(KnowsLayouts):
             await read(*chunks)
 
     async def _read_by_zarr(
-        self, items: Sequence[Item], out: NDBuffer, drop_axes: tuple[int, ...]
+        self, items: Sequence[ChunkRequest], out: NDBuffer, drop_axes: tuple[int, ...]
     ) -> Any:
         """Let zarr read chunks; the fused pipeline explains errors here."""
         pipeline: Any = super()

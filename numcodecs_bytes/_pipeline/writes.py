@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 from zarr.core.buffer import NDBuffer
 from zarr.storage import LocalStore
 
-from numcodecs_bytes._host import own_bugs, trace
-from numcodecs_bytes._host.items import Item, items_of
-from numcodecs_bytes._host.names import add_name
-from numcodecs_bytes._host.options import WriteMode, write_in_place
-from numcodecs_bytes._pipeline.array_layouts import KnowsLayouts, check_readable
-from numcodecs_bytes._pipeline.explain import wrong_length
+from numcodecs_bytes._pipeline.array_layouts import LayoutMixin, check_readable
+from numcodecs_bytes._pipeline.explain import length_check
 from numcodecs_bytes._plan.outcome import LeftToZarr
+from numcodecs_bytes._runtime import own_bugs, traces
 from numcodecs_bytes._sources.stores import is_in_shard
+from numcodecs_bytes._zarr_api.batch_items import ChunkRequest, chunk_requests_of
+from numcodecs_bytes._zarr_api.names import add_name
+from numcodecs_bytes._zarr_api.options import WriteMode, write_in_place
 
 if TYPE_CHECKING:
     from numcodecs_bytes._write.batch import Writes
 
 
-class WritesParts(KnowsLayouts):
+class PartialWriteMixin(LayoutMixin):
     """Mixin for one of zarr's pipelines: writes whole uncompressed chunks, and parts in place."""
 
     async def write(
@@ -33,8 +33,8 @@ class WritesParts(KnowsLayouts):
         where the array was pickled, and is not set where parts are written. Raises ValueError,
         before anything is written, if chunks could not be read back.
         """
-        wrong_length.set([])
-        items = items_of(batch_info)
+        length_check.set([])
+        items = chunk_requests_of(batch_info)
         bugs: list[Exception] = []
         try:
             await self._write(items, value, drop_axes, bugs)
@@ -49,7 +49,7 @@ class WritesParts(KnowsLayouts):
 
     async def _write(
         self,
-        items: Sequence[Item],
+        items: Sequence[ChunkRequest],
         value: NDBuffer,
         drop_axes: tuple[int, ...],
         bugs: list[Exception],
@@ -76,34 +76,34 @@ class WritesParts(KnowsLayouts):
             if items or writes is None:
                 await self._write_by_zarr(items, value, drop_axes)
         finally:
-            if trace.active and writes is not None:
-                with own_bugs.Caught(own_bugs.log):
+            if traces.active and writes is not None:
+                with own_bugs.catch(own_bugs.log):
                     for chunk in writes.chunks:
                         if mode or not chunk.item.is_complete:  # else there is nothing to say
                             chunk.trace(has_v2_keys=self._has_v2_keys())
 
     async def _write_by_zarr(
-        self, items: Sequence[Item], value: NDBuffer, drop_axes: tuple[int, ...]
+        self, items: Sequence[ChunkRequest], value: NDBuffer, drop_axes: tuple[int, ...]
     ) -> None:
         """Let zarr write chunks; the fused pipeline explains errors here."""
         pipeline: Any = super()
         await pipeline.write(items, value, drop_axes)
 
     async def _plan_writes(
-        self, items: Sequence[Item], value: NDBuffer, *, mode: WriteMode
+        self, items: Sequence[ChunkRequest], value: NDBuffer, *, mode: WriteMode
     ) -> "Writes | None":
         """Return how chunks are written; None if zarr writes all."""
         if not items:
             return None
         check_readable(self.array_bytes_codec, items[0].spec)
-        is_in_parts = mode or trace.active
+        is_in_parts = mode or traces.active
         if is_in_shard(items[0].byte_getter) or not (is_in_parts or self._may_write_whole(items)):
             return None
         from numcodecs_bytes._write.batch import plan_writes  # only if it is needed
 
         return await plan_writes(items, self._layout_of, value, mode=mode)
 
-    def _may_write_whole(self, items: Sequence[Item]) -> bool:
+    def _may_write_whole(self, items: Sequence[ChunkRequest]) -> bool:
         """Whether chunks may be written whole here: a quick test, without imports."""
         is_local = type(getattr(items[0].byte_getter, "store", None)) is LocalStore
         if not (is_local and any(item.is_complete for item in items)):

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numcodecs_bytes._plan.out_selections import OutSelection, size_of
 from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._plan.places import Place, size_of
 from numcodecs_bytes._plan.selection import Indices, Selector, cut_at_chunks
 
 
@@ -22,21 +22,21 @@ class ChunkSelection(NamedTuple):
 
     coordinates: tuple[int, ...]  # of the chunk in the grid
     selection: tuple[Any, ...]  # as zarr passes it to codecs
-    place: Place  # in the result
+    out_selection: OutSelection  # in the result
 
     def is_all_of_chunk(self, shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> bool:
         """Whether it selects as many elements as an array of a shape has of the chunk."""
         along = zip(self.coordinates, shape, chunk_shape, strict=True)
         num_there = math.prod([min(length, size - i * length) for i, size, length in along])
-        return size_of(self.place) == num_there
+        return size_of(self.out_selection) == num_there
 
 
-class _AxisPiece(NamedTuple):
+class AxisCut(NamedTuple):
     """What is selected of the chunks at a position along an axis of the grid."""
 
     position: int
     selector: int | Selector
-    place: Selector | None  # None if the axis is dropped
+    out_selection: Selector | None  # None if the axis is dropped
 
 
 class ArraySelection(NamedTuple):
@@ -45,14 +45,14 @@ class ArraySelection(NamedTuple):
     shape: tuple[int, ...]  # of the result
     num_chunks: int
     is_scalar: bool  # whether zarr returns a NumPy scalar, instead of an array without axes
-    axes: list[list[_AxisPiece]]
+    axes: list[list[AxisCut]]
 
     def chunks(self) -> Iterator[ChunkSelection]:
         """Yield what is selected of each chunk."""
         for parts in itertools.product(*self.axes):
-            positions, selectors, places = zip(*parts, strict=True)
-            place = tuple([along for along in places if along is not None])
-            yield ChunkSelection(positions, selectors, place)
+            positions, selectors, out_selections = zip(*parts, strict=True)
+            out_selection = tuple([along for along in out_selections if along is not None])
+            yield ChunkSelection(positions, selectors, out_selection)
 
 
 def select(
@@ -65,12 +65,12 @@ def select(
     """
     keys, has_ellipsis = _keys_of(selection, len(shape))
     sizes: list[int] = []
-    axes: list[list[_AxisPiece]] = []
+    axes: list[list[AxisCut]] = []
     num_chunks = 1
     for key, size, length in zip(keys, shape, chunk_shape, strict=True):
         indices = _index_or_indices(key, size, length)
         if isinstance(indices, int):
-            parts = [_AxisPiece(indices // length, indices % length, None)]
+            parts = [AxisCut(indices // length, indices % length, None)]
         else:
             parts = _cut(indices, length, max_chunks)
             sizes.append(len(indices))
@@ -146,16 +146,16 @@ def _indices_of_array(array: Any, size: int, length: int) -> Indices:
     return indices
 
 
-def _cut(indices: range | Indices, length: int, max_chunks: int) -> list[_AxisPiece]:
+def _cut(indices: range | Indices, length: int, max_chunks: int) -> list[AxisCut]:
     """Cut indices at the edges of chunks; if they are in more than `max_chunks`, not all."""
-    parts: list[_AxisPiece] = []
-    for position, within, place in cut_at_chunks(indices, length):
+    parts: list[AxisCut] = []
+    for position, within, out_selection in cut_at_chunks(indices, length):
         selector: Selector
         if isinstance(within, range):
             selector = slice(within.start, within.stop, within.step)
         else:
             selector = within
-        parts.append(_AxisPiece(position, selector, place))
+        parts.append(AxisCut(position, selector, out_selection))
         if len(parts) > max_chunks:
             break
     return parts

@@ -20,7 +20,7 @@ BLOCK_BYTES = 1 << 21
 
 # What each of many short runs counts for at least: Python's objects for a run take about 90 bytes.
 # Every second of 8 Mi int8, without gaps, took 296 MiB, and takes 5.
-RUN_BYTES = 1 << 7
+RUN_OVERHEAD_BYTES = 1 << 7
 
 # What takes more memory than BLOCK_BYTES if that is faster, but no more than this:
 # - Close indices in an array: a hull of up to this size is read at once, a longer one block by
@@ -34,7 +34,7 @@ GROUP_BYTES = 1 << 23
 CERTAIN_WAIT_SECONDS = 1e-3
 
 # How many positions of a file are probed.
-NUM_LOOKED_AT = 5
+NUM_PROBES = 5
 
 # Of a longer range, Linux prefetches only the first part, which has this size by default.
 PREFETCH_BYTES = 1 << 17

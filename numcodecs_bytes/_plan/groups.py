@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from numcodecs_bytes._plan.out_selections import Box, OutSelection, are_slices, shape_of, size_of
 from numcodecs_bytes._plan.outcome import HasOutcome
-from numcodecs_bytes._plan.places import Box, Place, are_slices, shape_of, size_of
 
 
 class HasPlace(HasOutcome, Protocol):
     """A chunk that is read or written, and where that belongs."""
 
-    place: Place
+    out_selection: OutSelection
 
 
 Chunk = TypeVar("Chunk", bound=HasPlace)
@@ -20,7 +20,7 @@ class Group(NamedTuple, Generic[Chunk]):
     """Chunks whose places lie in a box of the output, or of the values."""
 
     chunks: list[Chunk]
-    box: Place  # or the place of the only chunk, if that is scattered
+    box: OutSelection  # or the place of the only chunk, if that is scattered
 
 
 def groups_of(chunks: Sequence[Chunk], most: int) -> list[Group[Chunk]]:
@@ -31,21 +31,21 @@ def groups_of(chunks: Sequence[Chunk], most: int) -> list[Group[Chunk]]:
     """
     groups: list[Group[Chunk]] = []
     for chunk in chunks:
-        box = _box_around(chunk.place)
+        box = _box_around(chunk.out_selection)
         if groups and are_slices(groups[-1].box):
             larger = _box_around_both(groups[-1].box, box)
             if size_of(larger) <= most:
                 groups[-1].chunks.append(chunk)
                 groups[-1] = groups[-1]._replace(box=larger)
                 continue
-        groups.append(Group([chunk], box if size_of(box) <= most else chunk.place))
+        groups.append(Group([chunk], box if size_of(box) <= most else chunk.out_selection))
     return groups
 
 
-def _box_around(place: Place) -> Box:
+def _box_around(out_selection: OutSelection) -> Box:
     """Return the smallest box around a place."""
     return tuple(
-        s if isinstance(s, slice) else slice(int(s.min()), int(s.max()) + 1) for s in place
+        s if isinstance(s, slice) else slice(int(s.min()), int(s.max()) + 1) for s in out_selection
     )
 
 
@@ -55,21 +55,21 @@ def _box_around_both(box: Box, other: Box) -> Box:
     )
 
 
-def place_in_box(box: Place, place: Place) -> Place:
+def place_in_box(box: OutSelection, out_selection: OutSelection) -> OutSelection:
     """Return where in the box of a group the place of a chunk is."""
     if not are_slices(box):  # it is that place
-        return tuple(slice(0, size) for size in shape_of(place))
-    return _moved(place, [-along.start for along in box])
+        return tuple(slice(0, size) for size in shape_of(out_selection))
+    return _moved(out_selection, [-along.start for along in box])
 
 
-def place_outside(box: Place, place: Place) -> Place:
+def place_outside(box: OutSelection, out_selection: OutSelection) -> OutSelection:
     """Return where in the output, or in the values, the place of a chunk in a box is."""
-    return _moved(place, [along.start for along in box]) if are_slices(box) else box
+    return _moved(out_selection, [along.start for along in box]) if are_slices(box) else box
 
 
-def _moved(place: Place, by: Sequence[int]) -> Place:
+def _moved(out_selection: OutSelection, by: Sequence[int]) -> OutSelection:
     """Return a place so many elements further along each axis."""
     return tuple(
         slice(s.start + num, s.stop + num) if isinstance(s, slice) else s + num
-        for s, num in zip(place, by, strict=True)
+        for s, num in zip(out_selection, by, strict=True)
     )

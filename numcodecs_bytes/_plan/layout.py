@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numcodecs_bytes._core.dtypes import AnyDType, Array, check_length, copied_as
+from numcodecs_bytes._core.dtypes import AnyDType, Array, byteswap_dtype, check_length
 from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
 from numcodecs_bytes._plan.outcome import LeftToZarr
@@ -39,7 +39,7 @@ class Geometry(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Conversion:
+class ElementCodecs:
     """A chain of codecs between the array and the codec ``bytes``.
 
     Each function takes and returns an array of one axis, in which every element depends only on the
@@ -81,7 +81,7 @@ class Layout:
         dtype: AnyDType,
         stored_dtype: AnyDType,
         axis_order: tuple[int, ...] | None = None,
-        conversion: Conversion | None = None,
+        conversion: ElementCodecs | None = None,
     ) -> None:
         self.shape, self.dtype, self.stored_dtype = shape, dtype, stored_dtype
         self.conversion = conversion
@@ -90,7 +90,7 @@ class Layout:
         self.geometry = Geometry(shape, self.axis_order, self.item_size)
         self.num_bytes, self.strides = self.geometry.num_bytes, self.geometry.strides
         # Whether NumPy's copy converts stored elements: it can swap them, and no bits are invalid.
-        self.is_converted_by_copy = copied_as(dtype) == dtype and not has_unused_bits(dtype)
+        self.is_converted_by_copy = byteswap_dtype(dtype) == dtype and not has_unused_bits(dtype)
         # Whether stored elements equal elements in memory, byte for byte.
         self.is_plain = self.is_converted_by_copy and stored_dtype == dtype and conversion is None
 

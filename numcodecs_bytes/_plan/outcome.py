@@ -44,7 +44,7 @@ class NotOpen(LeftToZarr):
     """A store is not open: zarr opens it, and raises if it is gone."""
 
 
-class Fetched(NamedTuple):
+class FetchCounts(NamedTuple):
     """What was fetched to read a chunk."""
 
     num_requests: int = 0
@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
     why: str = ""  # it is left to zarr; remains when zarr has read it
     kind: type[Exception] = LeftToZarr  # the class of that reason
     is_by_zarr: bool = False  # whether zarr has read it
-    fetched: Fetched = Fetched()
+    fetched: FetchCounts = FetchCounts()
 
     @property
     def is_left(self) -> bool:

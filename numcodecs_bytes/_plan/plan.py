@@ -19,7 +19,7 @@ import numpy as np
 from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Geometry, Layout
-from numcodecs_bytes._plan.places import Place
+from numcodecs_bytes._plan.out_selections import OutSelection
 from numcodecs_bytes._plan.selection import (
     SLICES_HAVE_HASHES,
     Axis,
@@ -42,7 +42,7 @@ Bounds = tuple[tuple[int, int], ...]  # the lowest and the highest index along e
 
 
 @dataclass(slots=True, eq=False)
-class Plan:
+class RunPlan:
     """Which runs of a chunk to read, and where the selected elements lie in them.
 
     The default values are those of a selection of nothing.
@@ -50,41 +50,41 @@ class Plan:
 
     axes: tuple[Axis, ...]  # in the order in which they are stored
     stored_axes: tuple[int, ...]  # those of the selection, in that order
-    gap: int  # the largest gap that was planned with, in bytes
+    max_gap: int  # the largest gap that was planned with, in bytes
     # The window over the runs, end to end, with the axes of the selection; strides in bytes.
     window_shape: tuple[int, ...]
     window_strides: tuple[int, ...]
     num_runs: int = 0
     length: int = 0  # of each run, in bytes
     num_bytes: int = 0  # of all runs
-    needs_index: bool = False  # whether `window_index` has to be applied to the window
-    is_solid: bool = True  # whether the runs, end to end, are what is selected, in stored order
-    num_outer: int = 0  # how many axes, the first ones, have a run for each index
-    hull_start: int = 0  # the offset in the chunk of the hull along the other axes, in bytes
+    needs_take: bool = False  # whether `take_index` has to be applied to the window
+    is_dense: bool = True  # whether the runs, end to end, are what is selected, in stored order
+    num_run_axes: int = 0  # how many axes, the first ones, have a run for each index
+    first_run_offset: int = 0  # the offset in the chunk of the hull along the other axes, in bytes
     bounds: Bounds = ()  # of the indices along each axis
     # Made when they are first needed; two threads may both make the same.
     _offsets: Indices | None = None
-    _window_index: Place | None = None
+    _window_index: OutSelection | None = None
 
     @property
     def span(self) -> int:
         """The length from the start of the first run to the end of the last one, in bytes."""
         if not self.num_runs:
             return 0
-        outer = zip(self.axes[: self.num_outer], self.bounds, strict=False)
+        outer = zip(self.axes[: self.num_run_axes], self.bounds, strict=False)
         return self.length + sum([(high - low) * axis.stride for axis, (low, high) in outer])
 
     @property
     def memory_bytes(self) -> int:
         """About how much memory it takes to read all runs at once."""
-        return max(self.num_bytes, (self.num_runs - 1) * constants.RUN_BYTES)
+        return max(self.num_bytes, (self.num_runs - 1) * constants.RUN_OVERHEAD_BYTES)
 
     @property
-    def window_index(self) -> Place:
+    def take_index(self) -> OutSelection:
         """What to select along each axis of the window: ``slice(None)``, or a 1-D array."""
         if self._window_index is None:  # made here, because a plan that is split never needs it
             index: list[Selector] = [slice(None)] * len(self.window_shape)
-            for position in range(self.num_outer, len(self.axes)):
+            for position in range(self.num_run_axes, len(self.axes)):
                 axis, (low, _) = self.axes[position], self.bounds[position]
                 if axis.selection_axis is not None and type(axis.indices) is not range:
                     index[axis.selection_axis] = axis.indices - low if low else axis.indices
@@ -95,15 +95,15 @@ class Plan:
         """Return the offset of each run, or of some, in bytes, if the chunk begins at `start`."""
         numbers = range(self.num_runs)
         if self.num_runs > CACHED_RUNS:
-            return self._make_offsets(numbers[runs]) + (self.hull_start + start)
+            return self._make_offsets(numbers[runs]) + (self.first_run_offset + start)
         if self._offsets is None:
             self._offsets = self._make_offsets(numbers)
-        return self._offsets[runs] + (self.hull_start + start)
+        return self._offsets[runs] + (self.first_run_offset + start)
 
     def _make_offsets(self, runs: range) -> Indices:
         """Return the offset of some runs from the first one that is possible, in bytes."""
         numbers, offsets = as_array(runs), np.zeros(len(runs), np.intp)
-        for axis in reversed(self.axes[: self.num_outer]):
+        for axis in reversed(self.axes[: self.num_run_axes]):
             numbers, along = np.divmod(numbers, len(axis.indices))
             offsets += axis.offsets(along)
         return offsets
@@ -113,9 +113,9 @@ class Plan:
 
         The chunk begins at `start`. A block has at least one run.
         """
-        if not self.num_outer:  # what follows takes 2 us
-            return [[self.hull_start + start]]
-        num = max(constants.BLOCK_BYTES // max(self.length, constants.RUN_BYTES), 1)
+        if not self.num_run_axes:  # what follows takes 2 us
+            return [[self.first_run_offset + start]]
+        num = max(constants.BLOCK_BYTES // max(self.length, constants.RUN_OVERHEAD_BYTES), 1)
         firsts = range(0, self.num_runs, num)
         return (self.starts(start, slice(first, first + num)).tolist() for first in firsts)
 
@@ -125,77 +125,84 @@ class Plan:
         The last one comes first: after a read at the start of a file, Linux ignores some of what it
         is asked to prefetch over FUSE.
         """
-        num = constants.NUM_LOOKED_AT
+        num = constants.NUM_PROBES
         if self.num_runs > 1:
             runs = slice(None, None, -max(self.num_runs // num, 1))
             positions: list[int] = self.starts(start, runs)[:num].tolist()
             return positions
-        first = self.hull_start + start
+        first = self.first_run_offset + start
         step = max(self.length // num, constants.PREFETCH_BYTES)
         return list(range(first + self.length - 1, first - 1, -step))
 
 
-class PlacedPlan(NamedTuple):
+class PlacedRuns(NamedTuple):
     """What is read of a chunk, and where that belongs."""
 
-    plan: Plan
+    plan: RunPlan
     start: int  # the offset of the chunk in its object, in bytes
-    place: Place
+    out_selection: OutSelection
 
 
-def sample(placed: Sequence[tuple[Plan, int]]) -> list[int]:
+def sample(placed: Sequence[tuple[RunPlan, int]]) -> list[int]:
     """Return where a few bytes of plans are, far apart, given where each chunk begins."""
-    num = constants.NUM_LOOKED_AT
+    num = constants.NUM_PROBES
     sampled = placed[:: -max(len(placed) // num, 1)][:num]
     most = num // max(len(sampled), 1)
     return [position for plan, start in sampled for position in plan.sample(start)[:most]]
 
 
 def plan_of(
-    selection: object, layout: Layout, drop_axes: tuple[int, ...] = (), gap: int | None = None
-) -> Plan:
+    selection: object, layout: Layout, drop_axes: tuple[int, ...] = (), max_gap: int | None = None
+) -> RunPlan:
     """Return the plan for a selection of a chunk; raise `LeftToZarr` if it is of an unknown kind.
 
     It is cached, unless the selection has arrays. With a gap of 0, all bytes of all runs are
     selected, and repeated indices repeat runs.
     """
-    gap = constants.GAP_BYTES if gap is None else gap
+    max_gap = constants.GAP_BYTES if max_gap is None else max_gap
     key = selection if SLICES_HAVE_HASHES else key_of(selection)
     try:
-        return _cached_plan(key, layout.geometry, drop_axes, gap)
+        return _cached_plan(key, layout.geometry, drop_axes, max_gap)
     except TypeError as error:  # arrays have no hash; any other error is raised again here
         raise_if_of_caller(error)
-        return _plan(selection, layout.geometry, drop_axes, gap)
+        return _plan(selection, layout.geometry, drop_axes, max_gap)
 
 
 # Threads may share it: Python itself protects it, also in a child process.
 @functools.lru_cache(maxsize=CACHED_PLANS)
-def _cached_plan(key: object, geometry: Geometry, drop_axes: tuple[int, ...], gap: int) -> Plan:
-    return _plan(selection_of(key), geometry, drop_axes, gap)
+def _cached_plan(
+    key: object, geometry: Geometry, drop_axes: tuple[int, ...], max_gap: int
+) -> RunPlan:
+    return _plan(selection_of(key), geometry, drop_axes, max_gap)
 
 
-def _plan(selection: object, geometry: Geometry, drop_axes: tuple[int, ...], gap: int) -> Plan:
-    return plan_axes(axes_of(selection, geometry, drop_axes), geometry.item_size, gap)
+def _plan(
+    selection: object, geometry: Geometry, drop_axes: tuple[int, ...], max_gap: int
+) -> RunPlan:
+    return plan_axes(axes_of(selection, geometry, drop_axes), geometry.item_size, max_gap)
 
 
 def plan_axes(
-    axes: tuple[Axis, ...], item_size: int, gap: int | None = None, num_outer: int | None = None
-) -> Plan:
+    axes: tuple[Axis, ...],
+    item_size: int,
+    max_gap: int | None = None,
+    num_run_axes: int | None = None,
+) -> RunPlan:
     """Return the plan for indices along each axis, in the order in which the axes are stored.
 
-    The first `num_outer` axes have a run for each index; by default, the gap decides how many.
+    The first `num_run_axes` axes have a run for each index; by default, the gap decides how many.
     """
-    gap = constants.GAP_BYTES if gap is None else gap
+    max_gap = constants.GAP_BYTES if max_gap is None else max_gap
     stored_axes = tuple([axis.selection_axis for axis in axes if axis.selection_axis is not None])
     sizes, strides = [len(axis.indices) for axis in axes], [0] * len(axes)
     if 0 in sizes:
         shape = shape_of(axes)
-        return Plan(axes, stored_axes, gap, shape, window_strides=(0,) * len(shape))
+        return RunPlan(axes, stored_axes, max_gap, shape, window_strides=(0,) * len(shape))
     bounds = tuple([axis.bounds for axis in axes])
-    num_outer, start, length = _hull(axes, bounds, item_size, gap, num_outer)
-    num_bytes = step = math.prod(sizes[:num_outer]) * length
+    num_run_axes, start, length = _hull(axes, bounds, item_size, max_gap, num_run_axes)
+    num_bytes = step = math.prod(sizes[:num_run_axes]) * length
     for position, axis in enumerate(axes):
-        if position < num_outer:  # a run for each index
+        if position < num_run_axes:  # a run for each index
             step //= sizes[position]
             strides[position] = step
         elif type(axis.indices) is range:  # a window over the hull
@@ -204,21 +211,21 @@ def plan_axes(
             strides[position] = axis.stride
             low, high = bounds[position]
             sizes[position] = high - low + 1
-    needs_index = any([type(axis.indices) is not range for axis in axes[num_outer:]])
+    needs_take = any([type(axis.indices) is not range for axis in axes[num_run_axes:]])
     shape = _in_order_of_selection(axes, sizes)
-    return Plan(
+    return RunPlan(
         axes,
         stored_axes,
-        gap,
+        max_gap,
         shape,
         _in_order_of_selection(axes, strides),
         num_runs=num_bytes // length if length else 0,
         length=length,
         num_bytes=num_bytes,
-        needs_index=needs_index,
-        is_solid=not needs_index and num_bytes == math.prod(shape) * item_size,
-        num_outer=num_outer,
-        hull_start=start,
+        needs_take=needs_take,
+        is_dense=not needs_take and num_bytes == math.prod(shape) * item_size,
+        num_run_axes=num_run_axes,
+        first_run_offset=start,
         bounds=bounds,
     )
 
@@ -239,8 +246,8 @@ def _hull(
     axes: tuple[Axis, ...],
     bounds: Bounds,
     item_size: int,
-    gap: int,
-    num_outer: int | None,
+    max_gap: int,
+    num_run_axes: int | None,
 ) -> tuple[int, int, int]:
     """Return how many axes have a run for each index, and the hull along the others.
 
@@ -249,18 +256,20 @@ def _hull(
     num, start, length = len(axes), 0, item_size
     for axis, (low, high) in zip(reversed(axes), reversed(bounds), strict=True):
         longer = length + (high - low) * axis.stride
-        if num_outer is None:
+        if num_run_axes is None:
             # Indices in an array may be repeated, and others left out.
             may_leave_out = type(axis.indices) is not range and high > low
-            if longer > len(axis.indices) * (length + gap) - gap or (may_leave_out and not gap):
+            if longer > len(axis.indices) * (length + max_gap) - max_gap or (
+                may_leave_out and not max_gap
+            ):
                 break
-        elif num == num_outer:
+        elif num == num_run_axes:
             break
         num, start, length = num - 1, start + low * axis.stride, longer
     return num, start, length
 
 
-def split(plan: Plan, item_size: int) -> Iterator[tuple[Place, Plan]]:
+def split(plan: RunPlan, item_size: int) -> Iterator[tuple[OutSelection, RunPlan]]:
     """Yield pieces of a plan, in stored order, and the place of each in the selection.
 
     Each reads at most `constants.BLOCK_BYTES`, unless it is a single element, or a hull of up to
@@ -274,30 +283,30 @@ def split(plan: Plan, item_size: int) -> Iterator[tuple[Place, Plan]]:
         is_transposed = list(plan.stored_axes) != sorted(plan.stored_axes)
         group = max(constants.GROUP_BYTES, item_size)
         # A longer hull around indices is read in blocks.
-        fills_group = plan.num_bytes <= group if plan.needs_index else is_transposed
+        fills_group = plan.num_bytes <= group if plan.needs_take else is_transposed
         if fills_group:
             most = group
     if plan.memory_bytes <= most:
         yield whole, plan
         return
     cuts = _cut_first_axes(plan, most)
-    is_in_hull = len(cuts) > plan.num_outer  # the last axis that is cut
+    is_in_hull = len(cuts) > plan.num_run_axes  # the last axis that is cut
     for selectors in itertools.product(*cuts):
         axes = list(plan.axes)
-        place: list[Selector] = list(whole)
+        out_selection: list[Selector] = list(whole)
         for position, selector in enumerate(selectors):
             axes[position] = axis = axes[position].at(selector)
             if axis.selection_axis is not None:
-                place[axis.selection_axis] = selector
+                out_selection[axis.selection_axis] = selector
         # In a block, indices may be far enough apart for a run for each.
-        num_outer = None if is_in_hull else plan.num_outer
-        piece = plan_axes(tuple(axes), item_size, plan.gap, num_outer)
+        num_run_axes = None if is_in_hull else plan.num_run_axes
+        piece = plan_axes(tuple(axes), item_size, plan.max_gap, num_run_axes)
         if piece.memory_bytes > most:  # many short runs, which take more memory than their hull
-            piece = plan_axes(tuple(axes), item_size, plan.gap, plan.num_outer)
-        yield tuple(place), piece
+            piece = plan_axes(tuple(axes), item_size, plan.max_gap, plan.num_run_axes)
+        yield tuple(out_selection), piece
 
 
-def _cut_first_axes(plan: Plan, most: int) -> list[list[Selector]]:
+def _cut_first_axes(plan: RunPlan, most: int) -> list[list[Selector]]:
     """Return what selects the indices of pieces along the first axes, up to one that is cut.
 
     Pieces have as many indices along it as can be read in `most` bytes, one index along each axis
@@ -306,10 +315,10 @@ def _cut_first_axes(plan: Plan, most: int) -> list[list[Selector]]:
     """
     cuts: list[list[Selector]] = []
     num_runs, hull_bytes = plan.num_runs, plan.length
-    most_runs = min(most // hull_bytes, 1 + most // constants.RUN_BYTES)
+    most_runs = min(most // hull_bytes, 1 + most // constants.RUN_OVERHEAD_BYTES)
     for position, axis in enumerate(plan.axes):
         size = len(axis.indices)
-        if position < plan.num_outer:
+        if position < plan.num_run_axes:
             num_runs //= size  # for each index
             num = most_runs // num_runs
         else:

@@ -25,7 +25,7 @@ class Runs(NamedTuple):
         return Runs(*[column[first:end] for column in self])
 
 
-class Range(NamedTuple):
+class ByteRange(NamedTuple):
     """What one request fetches: the bytes from `start` up to `end`, with runs and gaps."""
 
     start: int
@@ -39,11 +39,11 @@ def sorted_runs(starts: Indices, lengths: Indices) -> Runs:
     return Runs(starts[order], lengths[order], (np.cumsum(lengths) - lengths)[order])
 
 
-def num_bytes_over_gaps(runs: Runs, gap: int) -> int:
+def num_bytes_over_gaps(runs: Runs, max_gap: int) -> int:
     """Return how many bytes are fetched if runs with gaps of up to `gap` bytes share a range."""
     ends = _ends(runs)
     gaps = runs.starts[1:] - ends[:-1]
-    return int(ends[-1] - runs.starts[0] - gaps[gaps > gap].sum())
+    return int(ends[-1] - runs.starts[0] - gaps[gaps > max_gap].sum())
 
 
 def _ends(runs: Runs) -> Indices:
@@ -51,7 +51,7 @@ def _ends(runs: Runs) -> Indices:
     return np.maximum.accumulate(runs.starts + runs.lengths)
 
 
-def coalesce(runs: Runs, *, gap: int, longest: int, may_split: bool) -> Iterator[Range]:
+def coalesce(runs: Runs, *, max_gap: int, longest: int, may_split: bool) -> Iterator[ByteRange]:
     """Yield the ranges that fetch runs.
 
     Runs with gaps of up to `gap` bytes share a range, if that has up to `longest` bytes. A run that
@@ -59,26 +59,26 @@ def coalesce(runs: Runs, *, gap: int, longest: int, may_split: bool) -> Iterator
     """
     num, starts = len(runs.starts), runs.starts
     ends = _ends(runs)
-    after_gaps = np.flatnonzero(starts[1:] - ends[:-1] > gap) + 1
+    after_gaps = np.flatnonzero(starts[1:] - ends[:-1] > max_gap) + 1
     first = 0
     for end in [*after_gaps.tolist(), num]:
         while first < end:
             most = max(starts[first] + longest, ends[first])
             stop = first + int(np.searchsorted(ends[first:end], most, "right"))
-            whole = Range(int(starts[first]), int(ends[stop - 1]), runs.between(first, stop))
+            whole = ByteRange(int(starts[first]), int(ends[stop - 1]), runs.between(first, stop))
             num_bytes = whole.end - whole.start
-            step = -(-num_bytes // num_pieces(num_bytes, longest)) if may_split else num_bytes
+            step = -(-num_bytes // num_subranges(num_bytes, longest)) if may_split else num_bytes
             for start in range(whole.start, whole.end, step):
-                yield Range(start, min(start + step, whole.end), whole.runs)
+                yield ByteRange(start, min(start + step, whole.end), whole.runs)
             first = stop
 
 
-def num_pieces(num_bytes: int, longest: int) -> int:
+def num_subranges(num_bytes: int, longest: int) -> int:
     """Return how many pieces of about `longest` bytes a range is cut into."""
     return max(1, round(num_bytes / longest))
 
 
-def copy_runs(raw: UInt8Array, requested: Range, memory: UInt8Array) -> None:
+def copy_runs(raw: UInt8Array, requested: ByteRange, memory: UInt8Array) -> None:
     """Copy the runs in a range, as far as it reaches, to their places in memory."""
     starts, lengths, offsets = requested.runs
     length = int(lengths[0])

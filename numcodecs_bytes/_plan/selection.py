@@ -159,7 +159,7 @@ class InChunk(NamedTuple):
 
     position: int
     indices: range | Indices  # in the chunk
-    place: Selector  # in the selection
+    out_selection: Selector  # in the selection
 
 
 def cut_at_chunks(indices: range | Indices, size: int) -> Iterator[InChunk]:

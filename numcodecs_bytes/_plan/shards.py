@@ -15,9 +15,9 @@ from numcodecs_bytes._core.dtypes import UInt64Array
 from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Geometry, Layout
+from numcodecs_bytes._plan.out_selections import OutSelection
 from numcodecs_bytes._plan.outcome import LeftToZarr, ZarrFails
-from numcodecs_bytes._plan.places import Place
-from numcodecs_bytes._plan.plan import PlacedPlan, Plan, plan_axes
+from numcodecs_bytes._plan.plan import PlacedRuns, RunPlan, plan_axes
 from numcodecs_bytes._plan.selection import (
     SLICES_HAVE_HASHES,
     Axis,
@@ -43,8 +43,8 @@ MISSING = np.iinfo(np.uint64).max  # offset and length of a missing inner chunk 
 class InnerChunks(NamedTuple):
     """Where the selected inner chunks of a shard are."""
 
-    present: list[PlacedPlan]
-    missing: list[Place]  # of what is selected of them, in the selection
+    present: list[PlacedRuns]
+    missing: list[OutSelection]  # of what is selected of them, in the selection
     starts: Indices  # of the inner chunks that are present; of points, one for each
 
 
@@ -54,45 +54,45 @@ class ShardPlan(NamedTuple):
     inner: Geometry
     shape: tuple[int, ...]  # of the selection
     coordinates: tuple[Indices, ...]  # of the inner chunks, along each axis of their grid
-    plans: list[Plan]  # for each inner chunk
+    plans: list[RunPlan]  # for each inner chunk
     # Along each axis of the selection, the place of what is selected of the inner chunks there.
     places_along: list[list[Selector]]
 
     @property
-    def places(self) -> list[Place]:
+    def out_selections(self) -> list[OutSelection]:
         """The place in the selection of what is selected of each inner chunk."""
         return list(itertools.product(*self.places_along))
 
     def inner_chunks(self, index: UInt64Array, shard_start: int, num_bytes: int) -> InnerChunks:
         """Return where the inner chunks are; see `_find`."""
         present, starts, missing = _find(self, index, shard_start, num_bytes)
-        places, numbers = self.places, present.tolist()
+        out_selections, numbers = self.out_selections, present.tolist()
         placed = [
-            PlacedPlan(self.plans[k], start, places[k])
+            PlacedRuns(self.plans[k], start, out_selections[k])
             for k, start in zip(numbers, starts.tolist(), strict=True)
         ]
-        return InnerChunks(placed, [places[k] for k in missing], starts)
+        return InnerChunks(placed, [out_selections[k] for k in missing], starts)
 
 
-class ShardPoints(NamedTuple):
+class ShardPointsPlan(NamedTuple):
     """Which points a selection takes from a shard: a plan can be made when its index is known."""
 
     inner: Geometry
     shape: tuple[int, ...]  # of the selection
     coordinates: tuple[Indices, ...]  # of the inner chunk of each point, in their grid
     offsets: Indices  # of each point in its inner chunk, in bytes
-    gap: int  # the largest gap to plan with, in bytes
+    max_gap: int  # the largest gap to plan with, in bytes
 
     def inner_chunks(self, index: UInt64Array, shard_start: int, num_bytes: int) -> InnerChunks:
         """Return where the points are; see `_find`."""
         present, starts, missing = _find(self, index, shard_start, num_bytes)
         points = Axis(starts + self.offsets[present], 1, 0)  # the file is an axis of bytes
-        plan = plan_axes((points,), self.inner.item_size, self.gap)
-        placed = [PlacedPlan(plan, 0, (present,))] if len(present) else []
+        plan = plan_axes((points,), self.inner.item_size, self.max_gap)
+        placed = [PlacedRuns(plan, 0, (present,))] if len(present) else []
         return InnerChunks(placed, [(missing,)] if len(missing) else [], starts)
 
 
-AnyShardPlan = ShardPlan | ShardPoints
+AnyShardPlan = ShardPlan | ShardPointsPlan
 
 
 def _find(
@@ -152,15 +152,15 @@ class ShardLayout:
         return 0 if self.is_index_first else num_bytes - self.index_bytes
 
     def plan_of(
-        self, selection: object, drop_axes: tuple[int, ...] = (), gap: int | None = None
+        self, selection: object, drop_axes: tuple[int, ...] = (), max_gap: int | None = None
     ) -> AnyShardPlan:
         """Return what a selection takes from the inner chunks.
 
         It is cached, unless the selection has arrays, or takes something from many inner chunks.
         Raises `LeftToZarr` if the selection is of an unknown kind.
         """
-        gap = constants.GAP_BYTES if gap is None else gap
-        how = self.geometry, self.inner.geometry, drop_axes, gap
+        max_gap = constants.GAP_BYTES if max_gap is None else max_gap
+        how = self.geometry, self.inner.geometry, drop_axes, max_gap
         key = selection if SLICES_HAVE_HASHES else key_of(selection), how
         try:
             if (cached := _cached_plans.get(key)) is not None:
@@ -181,25 +181,25 @@ _cached_plans: dict[tuple[object, ...], ShardPlan] = {}
 
 
 def _plan(
-    selection: object, shard: Geometry, inner: Geometry, drop_axes: tuple[int, ...], gap: int
+    selection: object, shard: Geometry, inner: Geometry, drop_axes: tuple[int, ...], max_gap: int
 ) -> AnyShardPlan:
     axes = axes_of(selection, shard, drop_axes)
     if len(axes) < len(shard.shape):  # points are a single axis
-        return _plan_points(selection, inner, gap)
+        return _plan_points(selection, inner, max_gap)
     cuts = [
         list(_grid_slices(axis._replace(stride=stride), size))
         for axis, stride, size in zip(axes, inner.strides, inner.shape, strict=True)
     ]
-    plans_by_axes: dict[tuple[int, ...], Plan] = {}  # many inner chunks have the same plan
+    plans_by_axes: dict[tuple[int, ...], RunPlan] = {}  # many inner chunks have the same plan
     plans = []
     for cut in itertools.product(*cuts):
         key = tuple([id(along.axis) for along in cut])  # equal axes are one object
         if key not in plans_by_axes:
             in_stored_order = tuple([cut[axis].axis for axis in inner.axis_order])
-            plans_by_axes[key] = plan_axes(in_stored_order, inner.item_size, gap)
+            plans_by_axes[key] = plan_axes(in_stored_order, inner.item_size, max_gap)
         plans.append(plans_by_axes[key])
     selected = [axis.selection_axis is not None for axis in axes]
-    places_along = [[along.place for along in cut] for cut in cuts]
+    places_along = [[along.out_selection for along in cut] for cut in cuts]
     return ShardPlan(
         inner,
         shape=tuple([len(axis.indices) for axis in itertools.compress(axes, selected)]),
@@ -209,13 +209,13 @@ def _plan(
     )
 
 
-def _plan_points(selection: Any, inner: Geometry, gap: int) -> ShardPoints:
+def _plan_points(selection: Any, inner: Geometry, max_gap: int) -> ShardPointsPlan:
     offsets, coordinates = np.zeros((), np.intp), []
     for indices, size, stride in zip(selection, inner.shape, inner.strides, strict=True):
         chunks, within = np.divmod(np.asarray(indices, np.intp), size)
         coordinates.append(chunks)
         offsets = offsets + within * stride
-    return ShardPoints(inner, np.shape(offsets), tuple(coordinates), offsets, gap)
+    return ShardPointsPlan(inner, np.shape(offsets), tuple(coordinates), offsets, max_gap)
 
 
 AnyLayout = Layout | ShardLayout
@@ -227,14 +227,14 @@ class _GridSlice(NamedTuple):
 
     position: int
     axis: Axis  # the same object for ranges that are equal
-    place: Selector  # in the selection
+    out_selection: Selector  # in the selection
 
 
 def _grid_slices(axis: Axis, size: int) -> Iterator[_GridSlice]:
     """Cut what is selected along an axis of a shard at the edges of its inner chunks."""
     by_range: dict[range, Axis] = {}
-    for position, indices, place in cut_at_chunks(axis.indices, size):
+    for position, indices, out_selection in cut_at_chunks(axis.indices, size):
         inner = axis._replace(indices=indices)
         if type(indices) is range:
             inner = by_range.setdefault(indices, inner)
-        yield _GridSlice(position, inner, place)
+        yield _GridSlice(position, inner, out_selection)

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from numcodecs_bytes._host.zarr_versions import concurrency
-from numcodecs_bytes._plan.ranges import num_pieces
+from numcodecs_bytes._plan.ranges import num_subranges
+from numcodecs_bytes._zarr_api.versions import concurrency
 
 # The gap that takes as long as another request, if a chunk has one request in flight: a latency of
 # 30 ms at 100 MB/s is worth 3 MB. The requests in flight share it. Reads took up to 20 times as
@@ -11,7 +11,7 @@ from numcodecs_bytes._plan.ranges import num_pieces
 LATENCY_BYTES = 2_500_000
 
 # Long ranges are requested in parts of at least this size, because a connection has a limited rate.
-PIECE_BYTES = 1 << 21
+MIN_SUBRANGE_BYTES = 1 << 21
 
 # LONGEST_RANGE_BYTES limits ranges over gaps, and so the memory of a request, unless an object has
 # one request at a time: parts of a range would be requested one after the other. LONGEST_GAP_BYTES
@@ -36,52 +36,52 @@ class Budget(NamedTuple):
     """What an object may use of zarr's `async.concurrency`."""
 
     num_requests: int
-    gap: int  # the largest gap over which runs are requested together, in bytes
+    max_gap: int  # the largest gap over which runs are requested together, in bytes
     is_exact: bool  # whether the user has set the gap: then no range is split
 
     @classmethod
-    def of(cls, num_objects: int, gap: int | None) -> "Budget":
+    def of(cls, num_objects: int, max_gap: int | None) -> "Budget":
         """Return the budget of each object if `num_objects` of them are read at once.
 
         `gap` is what the user has set.
         """
         num = max(1, (concurrency() or UNLIMITED) // num_objects)
-        if gap is not None:
-            return cls(num, gap, is_exact=True)
+        if max_gap is not None:
+            return cls(num, max_gap, is_exact=True)
         return cls(num, LATENCY_BYTES // num, is_exact=False)
 
     def of_shard(self) -> "Budget":
         """Return the budget of a shard, in which long gaps are many inner chunks."""
-        gap = self.gap if self.is_exact else min(self.gap, LONGEST_GAP_BYTES)
-        return self._replace(gap=gap)
+        max_gap = self.max_gap if self.is_exact else min(self.max_gap, LONGEST_GAP_BYTES)
+        return self._replace(max_gap=max_gap)
 
     def longest(self, num_bytes: int) -> int:
         """Return the largest length of a range, if all ranges have `num_bytes` together."""
         if self.num_requests == 1:  # parts would be requested one after the other
-            return max(PIECE_BYTES, num_bytes)
+            return max(MIN_SUBRANGE_BYTES, num_bytes)
         if self.is_exact:
             return LONGEST_RANGE_BYTES
-        return min(max(PIECE_BYTES, -(-num_bytes // self.num_requests)), LONGEST_RANGE_BYTES)
+        return min(max(MIN_SUBRANGE_BYTES, -(-num_bytes // self.num_requests)), LONGEST_RANGE_BYTES)
 
     def would_split(self, num_bytes: int) -> bool:
         """Whether a run of that length is split, if its parts can be compared."""
-        return not self.is_exact and num_pieces(num_bytes, self.longest(num_bytes)) > 1
+        return not self.is_exact and num_subranges(num_bytes, self.longest(num_bytes)) > 1
 
     @property
     def copied_gap(self) -> int:
         """The largest gap that is a part of the runs that are planned, in bytes."""
-        return min(self.gap, COPIED_GAP_BYTES)
+        return min(self.max_gap, COPIED_GAP_BYTES)
 
     def gap_and_longest(self, longest: int, near_gap: int) -> tuple[int, int]:
         """Return the largest gap within a range, and the length of a range over gaps.
 
         `near_gap` is the gap that is worth reading if the store is near.
         """
-        if near_gap <= self.gap:
-            return self.gap, longest
+        if near_gap <= self.max_gap:
+            return self.max_gap, longest
         return min(near_gap, LONGEST_GAP_BYTES), NEAR_RANGE_BYTES
 
 
 def may_be_split(num_bytes: int) -> bool:
     """Whether an object of that length may be requested in parts."""
-    return num_pieces(num_bytes, PIECE_BYTES) > 1
+    return num_subranges(num_bytes, MIN_SUBRANGE_BYTES) > 1

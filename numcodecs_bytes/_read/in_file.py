@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from numcodecs_bytes._core import slow_copies
-from numcodecs_bytes._host import trace
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.outcome import Fetched, LeftToZarr, Outcome
-from numcodecs_bytes._plan.places import Place, are_slices, place_within
-from numcodecs_bytes._plan.plan import Plan, plan_of, sample, split
+from numcodecs_bytes._plan.out_selections import OutSelection, are_slices, out_selection_within
+from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr, Outcome
+from numcodecs_bytes._plan.plan import RunPlan, plan_of, sample, split
 from numcodecs_bytes._plan.shards import InnerChunks, ShardLayout
-from numcodecs_bytes._read.chunks import ChunkRead
+from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.output import Output, memory_of, view_of, write_selected
 from numcodecs_bytes._read.pace import Pace
+from numcodecs_bytes._runtime import traces
 from numcodecs_bytes._sources import files
-from numcodecs_bytes._sources.files import Checksum, OpenFile
+from numcodecs_bytes._sources.files import Checksum, OpenExtent
 from numcodecs_bytes._sources.shard_index import cached_indices, read_index
 
 _memory_of_thread = threading.local()
@@ -38,7 +38,7 @@ def read_chunk(
     """
     file = files.locate(chunk.file, descriptor)
     if file is None:
-        chunk.read_as_missing(out, Fetched())
+        chunk.read_as_missing(out, FetchCounts())
         return
     if isinstance(chunk.layout, ShardLayout):
         if seconds_to_open > constants.CERTAIN_WAIT_SECONDS:
@@ -50,36 +50,36 @@ def read_chunk(
         if file.num_bytes != chunk.layout.num_bytes:
             chunk.check_length(file.num_bytes)
         if chunk.distance:  # faster than `_replace`
-            file = OpenFile(descriptor, file.start + chunk.distance, file.num_bytes)
-        gap = _max_gap(chunk, file, pace)
-        plan = plan_of(chunk.item.selection, chunk.layout, out.drop_axes, gap)
+            file = OpenExtent(descriptor, file.start + chunk.distance, file.num_bytes)
+        max_gap = _max_gap(chunk, file, pace)
+        plan = plan_of(chunk.item.selection, chunk.layout, out.drop_axes, max_gap)
         # For one short run, a probe could only show that threads wait, which may be known.
         is_one_request = plan.num_runs == 1 and plan.length <= constants.PREFETCH_BYTES
-        if not (is_one_request and pace.waits.are_long) and pace.count_chunk(plan.num_runs):
+        if not (is_one_request and pace.waits.is_long) and pace.count_chunk(plan.num_runs):
             pace.probe(file.descriptor, plan.sample(file.start))
         if pace.speed.is_slow:
             file = file._replace(is_prefetched=pace.speed.prefetching_helps)
-            gap = _max_gap(chunk, file, pace)
-            plan = plan_of(chunk.item.selection, chunk.layout, out.drop_axes, gap)
+            max_gap = _max_gap(chunk, file, pace)
+            plan = plan_of(chunk.item.selection, chunk.layout, out.drop_axes, max_gap)
         file = _with_checksum(chunk, file, plan.num_bytes)
-        fetched = read_plan(file, chunk.layout, plan, out, chunk.place)
+        fetched = read_plan(file, chunk.layout, plan, out, chunk.out_selection)
         fetched = _check_crc(file, fetched, out)
     chunk.outcome = Outcome("present", fetched=fetched)
 
 
-def _max_gap(chunk: ChunkRead, file: OpenFile, pace: Pace) -> int | None:
+def _max_gap(chunk: ChunkRead, file: OpenExtent, pace: Pace) -> int | None:
     """Return the largest gap to read, in bytes: any, if all bytes are read for their CRC-32."""
-    return pace.speed.gap if file.crc is None or not chunk.item.is_complete else file.num_bytes
+    return pace.speed.max_gap if file.crc is None or not chunk.item.is_complete else file.num_bytes
 
 
-def _with_checksum(chunk: ChunkRead, file: OpenFile, num_bytes: int) -> OpenFile:
+def _with_checksum(chunk: ChunkRead, file: OpenExtent, num_bytes: int) -> OpenExtent:
     """Return the file with a `Checksum` if all of the chunk is selected, or read anyway."""
     if file.crc is None or not (chunk.item.is_complete or num_bytes >= file.num_bytes):
         return file
     return file._replace(checksum=Checksum(file))
 
 
-def _check_crc(file: OpenFile, fetched: Fetched, out: Output) -> Fetched:
+def _check_crc(file: OpenExtent, fetched: FetchCounts, out: Output) -> FetchCounts:
     """Raise `LeftToZarr` if the checksum of a file that was read is wrong."""
     if file.checksum is None:
         return fetched
@@ -87,47 +87,53 @@ def _check_crc(file: OpenFile, fetched: Fetched, out: Output) -> Fetched:
     return fetched._replace(num_bytes=fetched.num_bytes + file.checksum.num_bytes_read)
 
 
-def _prefetch_shard(chunk: ChunkRead, shard: ShardLayout, file: OpenFile, out: Output) -> None:
+def _prefetch_shard(chunk: ChunkRead, shard: ShardLayout, file: OpenExtent, out: Output) -> None:
     """Prefetch a shard with its index if zarr alone reads it whole."""
     if shard.is_all_selected(shard.plan_of(chunk.item.selection, out.drop_axes)):
         files.prefetch(file.descriptor, [(file.start, file.num_bytes)])
 
 
 def _read_shard(
-    chunk: ChunkRead, shard: ShardLayout, file: OpenFile, out: Output, pace: Pace
-) -> Fetched:
+    chunk: ChunkRead, shard: ShardLayout, file: OpenExtent, out: Output, pace: Pace
+) -> FetchCounts:
     """Read what is selected of the inner chunks of a shard."""
     begin = time.perf_counter()
     if pace.caches_indices:
         index, of_index = cached_indices.read(shard, file)
     else:
-        index, of_index = read_index(shard, file)[0], Fetched(1, shard.index_bytes)
+        index, of_index = read_index(shard, file)[0], FetchCounts(1, shard.index_bytes)
     seconds = time.perf_counter() - begin
     pace.note_index(seconds)
 
     def find() -> InnerChunks:
-        shard_plan = shard.plan_of(chunk.item.selection, out.drop_axes, pace.speed.gap)
+        shard_plan = shard.plan_of(chunk.item.selection, out.drop_axes, pace.speed.max_gap)
         inner_chunks = shard_plan.inner_chunks(index, file.start, file.num_bytes)
         inner_chunks.present.sort(key=operator.attrgetter("start"))
         return inner_chunks
 
     inner_chunks = _find_at_pace(find, file, pace, seconds)
-    chunk.fill(out, [place_within(chunk.place, place) for place in inner_chunks.missing])
-    view, to_view = view_of(out, chunk.place)
+    chunk.fill(
+        out,
+        [
+            out_selection_within(chunk.out_selection, out_selection)
+            for out_selection in inner_chunks.missing
+        ],
+    )
+    view, to_view = view_of(out, chunk.out_selection)
     num_requests, num_bytes, _ = of_index
     num_planned = sum([plan.num_bytes for plan, _, _ in inner_chunks.present])
     file = _with_checksum(chunk, file, shard.index_bytes + num_planned)
-    for plan, start, place in inner_chunks.present:
-        inner = OpenFile(file.descriptor, start, shard.inner.num_bytes, checksum=file.checksum)
-        fetched = read_plan(inner, shard.inner, plan, view, to_view(place))
+    for plan, start, out_selection in inner_chunks.present:
+        inner = OpenExtent(file.descriptor, start, shard.inner.num_bytes, checksum=file.checksum)
+        fetched = read_plan(inner, shard.inner, plan, view, to_view(out_selection))
         num_requests += fetched.num_requests
         num_bytes += fetched.num_bytes
-    by_zarr = shard.num_bytes_by_zarr(inner_chunks) if trace.active else None
-    return _check_crc(file, Fetched(num_requests, num_bytes, by_zarr), out)
+    by_zarr = shard.num_bytes_by_zarr(inner_chunks) if traces.active else None
+    return _check_crc(file, FetchCounts(num_requests, num_bytes, by_zarr), out)
 
 
 def _find_at_pace(
-    find: Callable[[], InnerChunks], file: OpenFile, pace: Pace, seconds: float
+    find: Callable[[], InnerChunks], file: OpenExtent, pace: Pace, seconds: float
 ) -> InnerChunks:
     """Return where the selected inner chunks are; prefetch them if the file is slow.
 
@@ -146,18 +152,22 @@ def _find_at_pace(
         return inner_chunks
     inner_chunks = find()  # with longer gaps
     if helps:
-        _prefetch_inner_chunks(inner_chunks, file, pace.speed.gap)
+        _prefetch_inner_chunks(inner_chunks, file, pace.speed.max_gap)
     return inner_chunks
 
 
-def _prefetch_inner_chunks(inner_chunks: InnerChunks, file: OpenFile, gap: int | None) -> None:
+def _prefetch_inner_chunks(
+    inner_chunks: InnerChunks, file: OpenExtent, max_gap: int | None
+) -> None:
     runs = (
         (at, plan.length) for plan, start, _ in inner_chunks.present for at in _starts(plan, start)
     )
-    files.prefetch(file.descriptor, runs, gap or 0)
+    files.prefetch(file.descriptor, runs, max_gap or 0)
 
 
-def read_plan(file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Place) -> Fetched:
+def read_plan(
+    file: OpenExtent, layout: Layout, plan: RunPlan, out: Output, out_selection: OutSelection
+) -> FetchCounts:
     """Read a selection of a chunk to its place in the output.
 
     Reads straight into the output what the system has in memory, if stored elements need no
@@ -166,35 +176,39 @@ def read_plan(file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Pl
     of the plan do.
     """
     if not plan.num_runs:
-        return Fetched()
-    region = _region_of(file, layout, plan, out, place)
+        return FetchCounts()
+    region = _region_of(file, layout, plan, out, out_selection)
     if region is not None and _read_straight(file, plan, region, out):
-        return Fetched(plan.num_runs, plan.num_bytes)
+        return FetchCounts(plan.num_runs, plan.num_bytes)
     is_refused = region is not None  # by the system, which will not fill other regions, either
     num_requests = num_bytes = 0
-    for inner_place, piece in split(plan, layout.item_size):
-        piece_place = place if piece is plan else place_within(place, inner_place)
+    for inner_out_selection, piece in split(plan, layout.item_size):
+        block_out_selection = (
+            out_selection
+            if piece is plan
+            else out_selection_within(out_selection, inner_out_selection)
+        )
         num_requests += piece.num_runs
         num_bytes += piece.num_bytes
         region = None
         if not is_refused and piece is not plan:
-            region = _region_of(file, layout, piece, out, piece_place)
+            region = _region_of(file, layout, piece, out, block_out_selection)
         if region is not None:
             is_refused = not _read_straight(file, piece, region, out)
         if region is None or is_refused:
-            _read_through_block(file, layout, piece, out, piece_place)
-    return Fetched(num_requests, num_bytes)
+            _read_through_block(file, layout, piece, out, block_out_selection)
+    return FetchCounts(num_requests, num_bytes)
 
 
 def _region_of(
-    file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Place
+    file: OpenExtent, layout: Layout, plan: RunPlan, out: Output, out_selection: OutSelection
 ) -> memoryview | None:
     """Return the memory of a place in the output if the runs of a plan can be read straight to it.
 
     `slow_copies` says where that is slow. All runs are as far from their places, modulo a page, as
     the first one, or at all distances.
     """
-    memory = memory_of(out.array, place, plan, layout)
+    memory = memory_of(out.array, out_selection, plan, layout)
     if memory is None:
         return None
     if slow_copies.slow_distances and plan.length >= slow_copies.MIN_SLOW_BYTES:
@@ -205,7 +219,7 @@ def _region_of(
 
 
 def _read_through_block(
-    file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Place
+    file: OpenExtent, layout: Layout, plan: RunPlan, out: Output, out_selection: OutSelection
 ) -> None:
     """Read runs, all at once, and copy what is selected of them to its place in the output."""
     if file.is_prefetched:
@@ -214,8 +228,8 @@ def _read_through_block(
     begin = 0
     if slow_copies.slow_distances and plan.length >= slow_copies.MIN_SLOW_BYTES:
         end = starts[0]  # where NumPy swaps bytes, no copy from the block is slow
-        if layout.is_plain and are_slices(place):
-            end = out.array[(*place, ...)].ctypes.data
+        if layout.is_plain and are_slices(out_selection):
+            end = out.array[(*out_selection, ...)].ctypes.data
         begin = slow_copies.begin_between(starts[0], end)
     take_block = partial(_take_block, begin=begin)
     raw = files.read_runs(file.descriptor, starts, plan.length, take_block)
@@ -223,15 +237,15 @@ def _read_through_block(
         file.checksum.add(starts[0], raw)
     with out.lock:
         out.check()
-        write_selected(raw, plan, layout, out.array, place)
+        write_selected(raw, plan, layout, out.array, out_selection)
     _give_back(raw)
 
 
-def _read_straight(file: OpenFile, plan: Plan, memory: memoryview, out: Output) -> bool:
+def _read_straight(file: OpenExtent, plan: RunPlan, memory: memoryview, out: Output) -> bool:
     """Read runs straight to their memory in the output; return False if the system can't do it."""
     if file.is_prefetched:
         _prefetch(file, plan)
-    read = _read_long_runs if plan.length >= files.DIRECT_BYTES else _copy_short_runs
+    read = _read_long_runs if plan.length >= files.MIN_READINTO_BYTES else _copy_short_runs
     first = 0
     for starts in plan.blocks(file.start):
         end = first + len(starts) * plan.length
@@ -272,7 +286,7 @@ def _read_long_runs(
         out.check()
         for start, first in zip(starts, range(0, len(memory), length), strict=True):
             run = memory[first : first + length]
-            num_bytes = files.read_from_memory(descriptor, start, run)
+            num_bytes = files.read_cached_nowait(descriptor, start, run)
             if num_bytes is None:
                 return False
             if num_bytes < length:
@@ -287,7 +301,7 @@ def _read_cold_run(descriptor: int, start: int, run: memoryview, out: Output) ->
     while run:
         with out.lock:
             out.check()
-            num_bytes = files.read_from_memory(descriptor, start, run)
+            num_bytes = files.read_cached_nowait(descriptor, start, run)
         if not num_bytes:
             begin = slow_copies.begin_between(start, run)
             block = _take_block(min(len(run), constants.BLOCK_BYTES), begin)
@@ -300,14 +314,14 @@ def _read_cold_run(descriptor: int, start: int, run: memoryview, out: Output) ->
         run, start = run[num_bytes:], start + num_bytes
 
 
-def _prefetch(file: OpenFile, plan: Plan) -> None:
+def _prefetch(file: OpenExtent, plan: RunPlan) -> None:
     """Prefetch the runs of a plan, unless they are read at once anyway."""
     if plan.num_runs > 1 or plan.length > constants.PREFETCH_BYTES:
         runs = zip(_starts(plan, file.start), itertools.repeat(plan.length))
         files.prefetch(file.descriptor, runs)
 
 
-def _starts(plan: Plan, start: int) -> Iterable[int]:
+def _starts(plan: RunPlan, start: int) -> Iterable[int]:
     """Return the offset of each run in a file, one after the other: there may be millions."""
     return itertools.chain.from_iterable(plan.blocks(start))
 

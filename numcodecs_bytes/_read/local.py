@@ -14,21 +14,21 @@ from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
 
 from numcodecs_bytes._core.interrupts import raise_if_of_caller
-from numcodecs_bytes._host.names import add_name
-from numcodecs_bytes._host.threads import (
+from numcodecs_bytes._plan import constants
+from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr, leave
+from numcodecs_bytes._read.chunk_read import ChunkRead, ReadSettings
+from numcodecs_bytes._read.in_file import read_chunk
+from numcodecs_bytes._read.output import Output
+from numcodecs_bytes._read.pace import Pace
+from numcodecs_bytes._runtime.threads import (
     MAX_FILE_THREADS,
     IsWanted,
     file_pool,
     run_while_wanted,
 )
-from numcodecs_bytes._host.workers import Workers, WorkersHere, num_threads_for
-from numcodecs_bytes._host.zarr_versions import concurrency
-from numcodecs_bytes._plan import constants
-from numcodecs_bytes._plan.outcome import Fetched, LeftToZarr, leave
-from numcodecs_bytes._read.chunks import ChunkRead, ReadSettings
-from numcodecs_bytes._read.in_file import read_chunk
-from numcodecs_bytes._read.output import Output
-from numcodecs_bytes._read.pace import Pace
+from numcodecs_bytes._runtime.workers import Workers, WorkersHere, num_threads_for
+from numcodecs_bytes._zarr_api.names import add_name
+from numcodecs_bytes._zarr_api.versions import concurrency
 
 _InFile = tuple[Hashable, Sequence[ChunkRead]]  # chunks in the same file, and what identifies it
 
@@ -60,14 +60,14 @@ def _read_alone(
     is_wanted: IsWanted,
 ) -> None:
     outputs.append(out.for_thread(is_wanted))
-    read_file(iter(chunks), outputs[-1], Pace(settings.gap))
+    read_file(iter(chunks), outputs[-1], Pace(settings.max_gap))
 
 
 async def _read_together(
     settings: ReadSettings, chunks: Sequence[ChunkRead], out: Output, outputs: list[Output]
 ) -> None:
     """Read several chunks, by as many threads as help."""
-    pace = Pace(settings.gap, probes_first=True)
+    pace = Pace(settings.max_gap, probes_first=True)
 
     def work(workers: "Workers[_InFile]", groups: "Iterator[_InFile]") -> None:
         pace.waits.workers, of_thread = workers, out.for_thread(workers.is_wanted)
@@ -154,7 +154,7 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, pace: Pace) -> None:
     except file.missing_errors as error:
         raise_if_of_caller(error)
         for chunk in chunks:
-            chunk.read_as_missing(out, Fetched())
+            chunk.read_as_missing(out, FetchCounts())
     except (OSError, ValueError) as error:  # or no system has files of such a name
         leave(chunks, error)
     else:

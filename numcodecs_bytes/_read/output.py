@@ -9,13 +9,18 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from numcodecs_bytes._core.copy import copy_elements, may_be_mapped
-from numcodecs_bytes._core.dtypes import AnyDType, Array, GPUArray, UInt8Array, copied_as
+from numcodecs_bytes._core.dtypes import AnyDType, Array, GPUArray, UInt8Array, byteswap_dtype
 from numcodecs_bytes._core.invalid_bytes import with_valid_bytes
-from numcodecs_bytes._host.threads import IsWanted
 from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._plan.out_selections import (
+    OutSelection,
+    are_slices,
+    mesh,
+    out_selection_within,
+)
 from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._plan.places import Place, are_slices, mesh, place_within
-from numcodecs_bytes._plan.plan import Plan
+from numcodecs_bytes._plan.plan import RunPlan
+from numcodecs_bytes._runtime.threads import IsWanted
 
 T = TypeVar("T")
 
@@ -94,19 +99,23 @@ def _may_overlap(array: Array | GPUArray) -> bool:
 
 
 def write_selected(
-    raw: bytes | memoryview | UInt8Array, plan: Plan, layout: Layout, out: Array, place: Place
+    raw: bytes | memoryview | UInt8Array,
+    plan: RunPlan,
+    layout: Layout,
+    out: Array,
+    out_selection: OutSelection,
 ) -> None:
     """Copy the runs of a plan, which `raw` holds end to end, to their place in the output."""
     if not plan.num_runs:
         return
     window: Array = np.ndarray(plan.window_shape, layout.stored_dtype, raw, 0, plan.window_strides)
-    if plan.needs_index:
-        window = window[mesh(plan.window_index, plan.window_shape)]
+    if plan.needs_take:
+        window = window[mesh(plan.take_index, plan.window_shape)]
     elements = decoded_elements(window, layout)
-    if are_slices(place) and (target := out[(*place, ...)]).shape == elements.shape:
+    if are_slices(out_selection) and (target := out[(*out_selection, ...)]).shape == elements.shape:
         copy_elements(target, elements)
     else:
-        out[place] = elements
+        out[out_selection] = elements
 
 
 def decoded_elements(elements: Array, layout: Layout) -> Array:
@@ -122,22 +131,26 @@ def decoded_elements(elements: Array, layout: Layout) -> Array:
     dtype = layout.dtype
     if dtype.kind == "b":
         return np.not_equal(elements.view(np.uint8), 0)
-    if copied_as(dtype) != dtype:
-        elements = elements.astype(copied_as(dtype), copy=False).view(dtype)
+    if byteswap_dtype(dtype) != dtype:
+        elements = elements.astype(byteswap_dtype(dtype), copy=False).view(dtype)
     return with_valid_bytes(elements)
 
 
-def view_of(out: Output, outer: Place) -> tuple[Output, Callable[[Place], Place]]:
+def view_of(
+    out: Output, outer: OutSelection
+) -> tuple[Output, Callable[[OutSelection], OutSelection]]:
     """Return the output, or a view of it, and a function from places in `outer` to places in it."""
     if are_slices(outer):
         view = out.array[(*outer, ...)]
         return out._replace(array=view), lambda inner: mesh(inner, view.shape)
-    return out, partial(place_within, outer)
+    return out, partial(out_selection_within, outer)
 
 
-def memory_of(out: Array, place: Place, plan: Plan, layout: Layout) -> UInt8Array | None:
+def memory_of(
+    out: Array, out_selection: OutSelection, plan: RunPlan, layout: Layout
+) -> UInt8Array | None:
     """Return a place in the output as bytes if it holds just the runs of a plan, end to end."""
-    if not (plan.is_solid and layout.is_plain and are_slices(place)):
+    if not (plan.is_dense and layout.is_plain and are_slices(out_selection)):
         return None
-    region = out[(*place, ...)].transpose(plan.stored_axes)
+    region = out[(*out_selection, ...)].transpose(plan.stored_axes)
     return region.reshape(-1).view(np.uint8) if region.flags.c_contiguous else None

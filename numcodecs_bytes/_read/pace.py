@@ -17,7 +17,7 @@ from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._sources import files
 
 if TYPE_CHECKING:
-    from numcodecs_bytes._host.workers import Workers, WorkersHere
+    from numcodecs_bytes._runtime.workers import Workers, WorkersHere
 
 # If files are slow, gaps are read over that take less time than another request: what is read at
 # BYTES_PER_SECOND meanwhile, up to MAX_GAP_BYTES. The requests that are prefetched share it.
@@ -26,12 +26,12 @@ BYTES_PER_SECOND = 2e9
 MAX_GAP_BYTES = 1 << 21
 NUM_PREFETCHED = 16
 
-# A chunk of PROBE_FROM and more runs is probed before they are read, which takes 4 us. If two
+# A chunk of MIN_RUNS_TO_PROBE and more runs is probed before they are read: that takes 4 us. If two
 # probes take longer than CACHED_READ_SECONDS, the file is slow, and the system is asked to prefetch
 # all runs: 1,000 cold points take 12 ms instead of 60; if nothing is cold, always asking takes 1.6
 # times as long as never. A read takes 1 us from memory, and 30 from a fast disk. Three more tell
 # whether prefetching helps.
-PROBE_FROM = 5
+MIN_RUNS_TO_PROBE = 5
 CACHED_READ_SECONDS = 2e-5
 
 # After how many chunks a batch probes again whether files are slow, or still are. If they are, as
@@ -47,7 +47,7 @@ SHORT_SECONDS = 1e-4
 class Speed(NamedTuple):
     """How files are read, as probes have shown."""
 
-    gap: int | None  # the largest gap to read, in bytes; None for the default
+    max_gap: int | None  # the largest gap to read, in bytes; None for the default
     is_slow: bool = False  # else they seem to be in memory
     prefetching_helps: bool = False
 
@@ -55,9 +55,9 @@ class Speed(NamedTuple):
 def gap_worth_reading(seconds: float, *, prefetching_helps: bool) -> int:
     """Return the gap that takes as long to read as another request waits, in bytes."""
     num = NUM_PREFETCHED if prefetching_helps else 1
-    gap = int(min(seconds * BYTES_PER_SECOND, MAX_GAP_BYTES) / num)
+    max_gap = int(min(seconds * BYTES_PER_SECOND, MAX_GAP_BYTES) / num)
     # Rounded down to a power of two, so that few plans are cached.
-    return max(1 << gap.bit_length() >> 1, constants.GAP_BYTES)
+    return max(1 << max_gap.bit_length() >> 1, constants.GAP_BYTES)
 
 
 def seconds_waited(probes: Sequence[float], limit: float, suspicion: float = 0.0) -> float:
@@ -87,7 +87,7 @@ class Waits:
     Its threads share it without a lock: at worst, a wait is not counted.
     """
 
-    are_long: bool = False
+    is_long: bool = False
     seconds: float = 0.0  # beyond `SHORT_SECONDS` each
     has_begun: bool = False  # to open the first file
     has_waited: bool = False  # until it was open
@@ -99,23 +99,23 @@ class Waits:
         """Note how long it took to open a file, or to read an index; start helpers if it helps."""
         self.has_waited = True
         self.add(seconds)
-        if self.are_long:
-            self.start_helpers(wait_for_files=True)
+        if self.is_long:
+            self.add_threads(io_bound=True)
 
     def add(self, seconds: float) -> None:
         """Count a wait."""
         self.seconds = max(self.seconds + seconds - SHORT_SECONDS, 0.0)
-        self.are_long |= self.seconds > constants.CERTAIN_WAIT_SECONDS
+        self.is_long |= self.seconds > constants.CERTAIN_WAIT_SECONDS
 
     def look(self) -> None:
         """Start helpers if the first file is still being opened."""
         if self.has_begun and not self.has_waited:
-            self.start_helpers(wait_for_files=True)
+            self.add_threads(io_bound=True)
 
-    def start_helpers(self, *, wait_for_files: bool) -> None:
+    def add_threads(self, *, io_bound: bool) -> None:
         """Have other threads help, if there are any: as many as help."""
         if self.workers is not None:
-            self.workers.start_helpers(wait_for_files=wait_for_files)
+            self.workers.add_threads(io_bound=io_bound)
 
 
 class Pace:
@@ -126,7 +126,7 @@ class Pace:
 
     def __init__(
         self,
-        gap: int | None = None,
+        max_gap: int | None = None,
         *,
         probes_first: bool = False,
         leaves_slow_files: bool = False,
@@ -138,9 +138,9 @@ class Pace:
         `leaves_slow_files` whether what is slow is left to zarr, and `caches_indices` whether those
         of shards are cached.
         """
-        self.speed, self.waits = Speed(gap), Waits()
+        self.speed, self.waits = Speed(max_gap), Waits()
         self.caches_indices = caches_indices
-        self._gap, self._leaves_slow_files = gap, leaves_slow_files
+        self._gap, self._leaves_slow_files = max_gap, leaves_slow_files
         self._num_until_probe = 0.0 if probes_first else float("inf")
         self._suspicion = 0.0  # the seconds that the last slow read took; 0 after a fast one
 
@@ -150,7 +150,7 @@ class Pace:
             return False
         self._num_until_probe -= 1
         if not self.speed.is_slow:
-            return self._num_until_probe < 0 or num_runs >= PROBE_FROM
+            return self._num_until_probe < 0 or num_runs >= MIN_RUNS_TO_PROBE
         if self._num_until_probe >= 0:
             return False
         self._num_until_probe = PROBE_EVERY_SLOW  # now: other threads need not probe
@@ -166,7 +166,7 @@ class Pace:
         """Return the largest gap to prefetch in a file of which a read took so long."""
         if self._gap is None and not self.speed.is_slow:
             return gap_worth_reading(seconds, prefetching_helps=True)
-        return self.speed.gap
+        return self.speed.max_gap
 
     def probe(
         self, descriptor: int, positions: Iterable[int], *, are_prefetched: bool = False
@@ -195,22 +195,22 @@ class Pace:
         else:
             self.speed, self._suspicion = Speed(self._gap), 0.0
             self._num_until_probe = PROBE_EVERY
-        wait_for_files = self.waits.are_long or self.speed.is_slow
-        self.waits.start_helpers(wait_for_files=wait_for_files)
+        io_bound = self.waits.is_long or self.speed.is_slow
+        self.waits.add_threads(io_bound=io_bound)
 
     def _note_slow(self, seconds: float, *, prefetching_helps: bool) -> None:
         """Note that files are slow."""
-        gap = self._gap
-        if gap is None:
-            gap = gap_worth_reading(seconds, prefetching_helps=prefetching_helps)
-        self.speed = Speed(gap, is_slow=True, prefetching_helps=prefetching_helps)
+        max_gap = self._gap
+        if max_gap is None:
+            max_gap = gap_worth_reading(seconds, prefetching_helps=prefetching_helps)
+        self.speed = Speed(max_gap, is_slow=True, prefetching_helps=prefetching_helps)
         self._suspicion = seconds
         self._num_until_probe = PROBE_EVERY_SLOW
 
     def _limit(self) -> float:
         """Return how many seconds a read takes that has not waited for the file."""
         workers = self.waits.workers
-        may_wait_for_threads = workers and workers.have_helpers and not self.speed.is_slow
+        may_wait_for_threads = workers and workers.has_helpers and not self.speed.is_slow
         # The machine may be busy if the last one took longer than any disk.
         is_strict = may_wait_for_threads or self._suspicion > constants.CERTAIN_WAIT_SECONDS
         return constants.CERTAIN_WAIT_SECONDS if is_strict else CACHED_READ_SECONDS

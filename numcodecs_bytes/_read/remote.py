@@ -17,20 +17,20 @@ from typing import NamedTuple
 import numpy as np
 from zarr.core.common import concurrent_map
 
-from numcodecs_bytes._host import own_bugs, trace
-from numcodecs_bytes._host.names import path_of_array
-from numcodecs_bytes._host.zarr_versions import HAS_RESULTS
-from numcodecs_bytes._plan.outcome import Fetched, LeftToZarr, Outcome, leave
-from numcodecs_bytes._plan.places import place_within
-from numcodecs_bytes._plan.plan import PlacedPlan, Plan
+from numcodecs_bytes._plan.out_selections import out_selection_within
+from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr, Outcome, leave
+from numcodecs_bytes._plan.plan import PlacedRuns, RunPlan
 from numcodecs_bytes._plan.shards import AnyShardPlan, ShardLayout
-from numcodecs_bytes._read.chunks import ChunkRead, ReadSettings
-from numcodecs_bytes._read.object_plans import ObjectPlan
+from numcodecs_bytes._read.chunk_read import ChunkRead, ReadSettings
+from numcodecs_bytes._read.object_plans import ObjectRead
 from numcodecs_bytes._read.output import Output, memory_of, write_selected
 from numcodecs_bytes._read.remote_object import RemoteObject
+from numcodecs_bytes._runtime import own_bugs, traces
 from numcodecs_bytes._sources.shard_index import index_of
 from numcodecs_bytes._sources.store_states import Changed, Missing, RequestError, Unexpected
-from numcodecs_bytes._sources.stores import Remote, locator_of
+from numcodecs_bytes._sources.stores import ObjectExtent, locator_for
+from numcodecs_bytes._zarr_api.names import path_of_array
+from numcodecs_bytes._zarr_api.versions import HAS_RESULTS
 
 
 class Fallback(NamedTuple):
@@ -44,7 +44,7 @@ class Fallback(NamedTuple):
 
 async def read(
     settings: ReadSettings,
-    reads: Sequence[ObjectPlan],
+    reads: Sequence[ObjectRead],
     out: Output,
     limit: int | None,
     fallback: Fallback,
@@ -75,7 +75,7 @@ class _ObjectReader:
     error: Exception | None = None  # the first one, after which nothing is read
     wrong_answer: str = ""  # what was wrong with the first one, after which nothing is requested
 
-    async def read(self, object_plan: ObjectPlan) -> None:
+    async def read(self, object_plan: ObjectRead) -> None:
         """Read an object, or let zarr read its chunks."""
         state = object_plan.target.state
         num_failures = state.num_failures
@@ -87,9 +87,9 @@ class _ObjectReader:
         except Exception as error:  # noqa: BLE001 # raised when all have ended
             self.error = self.error or error
 
-    async def _try(self, object_plan: ObjectPlan) -> LeftToZarr | None:
+    async def _try(self, object_plan: ObjectRead) -> LeftToZarr | None:
         """Read an object, or leave its chunks to zarr; return how the store has failed, if so."""
-        with own_bugs.Caught(partial(self.fallback.note_own_bug, object_plan.chunks)):
+        with own_bugs.catch(partial(self.fallback.note_own_bug, object_plan.chunks)):
             try:
                 if self.wrong_answer:
                     raise Unexpected(self.wrong_answer)
@@ -99,21 +99,21 @@ class _ObjectReader:
                 return self._leave(object_plan, why)
         return None
 
-    def _leave(self, object_plan: ObjectPlan, why: LeftToZarr) -> LeftToZarr | None:
+    def _leave(self, object_plan: ObjectRead, why: LeftToZarr) -> LeftToZarr | None:
         """Leave the chunks of an object to zarr; return how the store has failed, if so."""
         target, chunks = object_plan.target, object_plan.chunks
         is_first_wrong = isinstance(why, Unexpected) and not self.wrong_answer
         if is_first_wrong:
             self.wrong_answer = str(why)
         leave(chunks, Unexpected(self.wrong_answer) if isinstance(why, Unexpected) else why)
-        fetched = Fetched(target.num_requests, target.num_received)
+        fetched = FetchCounts(target.num_requests, target.num_received)
         chunks[0].outcome = chunks[0].outcome._replace(fetched=fetched)
         if is_first_wrong or isinstance(why, RequestError):
             return why.without_frames()
         return None
 
     async def _note_failure(
-        self, object_plan: ObjectPlan, failure: LeftToZarr, num_failures: int
+        self, object_plan: ObjectRead, failure: LeftToZarr, num_failures: int
     ) -> None:
         """Note a strike if the store has failed in a way of its own: zarr has read the chunks.
 
@@ -125,7 +125,7 @@ class _ObjectReader:
         if not (isinstance(failure, Missing) and await _is_missing(chunk)):
             state.strike(chunk.getter.store, failure)
 
-    async def _read_or_fill(self, object_plan: ObjectPlan) -> None:
+    async def _read_or_fill(self, object_plan: ObjectRead) -> None:
         target = object_plan.target
         try:
             try:
@@ -136,10 +136,10 @@ class _ObjectReader:
         except Missing:
             if target.remote.num_bytes is not None or not await self._serves_ranges(object_plan):
                 raise
-            fetched = Fetched(target.num_requests, target.num_received)
+            fetched = FetchCounts(target.num_requests, target.num_received)
             object_plan.chunks[0].read_as_missing(self.out, fetched)
 
-    async def _serves_ranges(self, object_plan: ObjectPlan) -> bool:
+    async def _serves_ranges(self, object_plan: ObjectRead) -> bool:
         """Whether the store serves ranges; if need be, request a byte of the array's metadata."""
         state, chunk = object_plan.target.state, object_plan.chunks[0]
         async with self.metadata_lock:
@@ -149,38 +149,40 @@ class _ObjectReader:
                 name = ".zarray" if self.settings.is_v2 else "zarr.json"
                 object_plan.target.num_requests += 1
                 with contextlib.suppress(LeftToZarr):  # or it has been given up meanwhile
-                    source = locator_of(chunk.getter.store)(f"{path}/{name}".lstrip("/"))
-                    if isinstance(source, Remote):
+                    source = locator_for(chunk.getter.store)(f"{path}/{name}".lstrip("/"))
+                    if isinstance(source, ObjectExtent):
                         # Its time tells nothing: a store may keep metadata in memory.
                         await RemoteObject(source).ask(0, 1, is_timed=False)
         return state.has_answered
 
-    async def _read(self, object_plan: ObjectPlan) -> None:
+    async def _read(self, object_plan: ObjectRead) -> None:
         """Read an object; raise `LeftToZarr` if it is left to zarr."""
         target, num_by_zarr = object_plan.target, None
         if object_plan.shard is not None:
             placed, num_by_zarr = await self._place_inner_chunks(object_plan, *object_plan.shard)
         else:
             starts = [chunk.remote.start for chunk in object_plan.chunks]
-            places = [chunk.place for chunk in object_plan.chunks]
-            placed = list(map(PlacedPlan, object_plan.plans, starts, places))
+            out_selections = [chunk.out_selection for chunk in object_plan.chunks]
+            placed = list(map(PlacedRuns, object_plan.plans, starts, out_selections))
         array = self.out.array
         memory = None  # in the output, if that holds just what is fetched
         if len(placed) == 1:
-            memory = memory_of(array, placed[0].place, placed[0].plan, object_plan.layout)
+            memory = memory_of(array, placed[0].out_selection, placed[0].plan, object_plan.layout)
         raws = await target.fetch(placed, object_plan.budget, memory)
         if memory is None:
-            for raw, (plan, _, place) in zip(raws, placed, strict=True):
-                write_selected(raw, plan, object_plan.layout, array, place)
+            for raw, (plan, _, out_selection) in zip(raws, placed, strict=True):
+                write_selected(raw, plan, object_plan.layout, array, out_selection)
         num_requests = target.num_requests
         shares = _bytes_of_each(target.num_received, object_plan.plans)
         for chunk, share in zip(object_plan.chunks, shares, strict=True):
-            chunk.outcome = Outcome("present", fetched=Fetched(num_requests, share, num_by_zarr))
+            chunk.outcome = Outcome(
+                "present", fetched=FetchCounts(num_requests, share, num_by_zarr)
+            )
             num_requests = 0  # the others are requested with the first
 
     async def _place_inner_chunks(
-        self, object_plan: ObjectPlan, shard: ShardLayout, shard_plan: AnyShardPlan
-    ) -> tuple[list[PlacedPlan], int | None]:
+        self, object_plan: ObjectRead, shard: ShardLayout, shard_plan: AnyShardPlan
+    ) -> tuple[list[PlacedRuns], int | None]:
         """Return what to read of a shard, by its index, and how many bytes zarr alone reads.
 
         Fills what is missing.
@@ -195,9 +197,18 @@ class _ObjectReader:
         start, end = target.remote.start, target.length or sys.maxsize
         num_bytes = min(target.remote.num_bytes or end, end - start)
         inner = shard_plan.inner_chunks(index, start, num_bytes)
-        chunk.fill(self.out, [place_within(chunk.place, place) for place in inner.missing])
-        placed = [p._replace(place=place_within(chunk.place, p.place)) for p in inner.present]
-        return placed, shard.num_bytes_by_zarr(inner) if trace.active else None
+        chunk.fill(
+            self.out,
+            [
+                out_selection_within(chunk.out_selection, out_selection)
+                for out_selection in inner.missing
+            ],
+        )
+        placed = [
+            p._replace(out_selection=out_selection_within(chunk.out_selection, p.out_selection))
+            for p in inner.present
+        ]
+        return placed, shard.num_bytes_by_zarr(inner) if traces.active else None
 
 
 async def _is_missing(chunk: ChunkRead) -> bool:
@@ -208,7 +219,7 @@ async def _is_missing(chunk: ChunkRead) -> bool:
     return chunk.outcome.status == "missing"
 
 
-def _bytes_of_each(num_bytes: int, plans: Sequence[Plan]) -> list[int]:
+def _bytes_of_each(num_bytes: int, plans: Sequence[RunPlan]) -> list[int]:
     """Return how much of what was fetched together is each chunk's: in proportion to its plan."""
     if len(plans) < 2:
         return [num_bytes]
@@ -217,7 +228,7 @@ def _bytes_of_each(num_bytes: int, plans: Sequence[Plan]) -> list[int]:
     return shares
 
 
-def _range_of_index(remote: Remote, shard: ShardLayout) -> tuple[int, int | None]:
+def _range_of_index(remote: ObjectExtent, shard: ShardLayout) -> tuple[int, int | None]:
     """Return the range of the index of a shard in its object; see `requests.Get`.
 
     Raises `LeftToZarr` if the shard is too short for its index.

@@ -11,18 +11,18 @@ from zarr.core.common import concurrent_map
 
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._plan.plan import PlacedPlan
+from numcodecs_bytes._plan.plan import PlacedRuns
 from numcodecs_bytes._plan.ranges import (
-    Range,
+    ByteRange,
     Runs,
     coalesce,
     copy_runs,
     num_bytes_over_gaps,
-    num_pieces,
+    num_subranges,
     sorted_runs,
 )
 from numcodecs_bytes._read.budget import Budget
-from numcodecs_bytes._sources.requests import is_refusal, text_of
+from numcodecs_bytes._sources.byte_ranges import is_refusal, text_of
 from numcodecs_bytes._sources.store_states import (
     Changed,
     Missing,
@@ -30,7 +30,7 @@ from numcodecs_bytes._sources.store_states import (
     Unexpected,
     state_of,
 )
-from numcodecs_bytes._sources.stores import Remote
+from numcodecs_bytes._sources.stores import ObjectExtent
 
 # How many requests are prepared at a time, at least: each takes 2 KiB, and there may be millions.
 # All are waited for before the next are prepared, so they are several rounds of those in flight:
@@ -46,7 +46,7 @@ PATIENCE_SECONDS = 1.0
 class RemoteObject:
     """An object while it is read: all answers must state the same version and length."""
 
-    def __init__(self, remote: Remote, expected: int | None = None, least: int = 0) -> None:
+    def __init__(self, remote: ObjectExtent, expected: int | None = None, least: int = 0) -> None:
         """Take the length that it must have, if that is known, and the least that it may have."""
         self.remote, self.state = remote, state_of(remote.store)
         self.num_requests = self.num_received = 0  # requests made, and bytes received
@@ -122,7 +122,7 @@ class RemoteObject:
         raise kind(why)
 
     async def fetch(
-        self, placed: Sequence[PlacedPlan], budget: Budget, memory: UInt8Array | None
+        self, placed: Sequence[PlacedRuns], budget: Budget, memory: UInt8Array | None
     ) -> list[UInt8Array]:
         """Return the runs of each plan, end to end; in `memory`, if that is given.
 
@@ -136,7 +136,7 @@ class RemoteObject:
         may_split = self.may_split() and not budget.is_exact
         is_one_run = len(plans) == plans[0].num_runs == 1
         if is_one_run and not (may_split and budget.would_split(longest_run)):
-            start = placed[0].start + plans[0].hull_start
+            start = placed[0].start + plans[0].first_run_offset
             raw = await self.ask(start, start + longest_run)
             if memory is not None:
                 memory[:] = raw
@@ -145,10 +145,10 @@ class RemoteObject:
         lengths = np.repeat([p.length for p in plans], [p.num_runs for p in plans])
         memory = np.empty(sum(num_bytes), np.uint8) if memory is None else memory
         runs = sorted_runs(starts, lengths)
-        longest = budget.longest(num_bytes_over_gaps(runs, budget.gap))
-        self._is_split = may_split and num_pieces(longest_run, longest) > 1
+        longest = budget.longest(num_bytes_over_gaps(runs, budget.max_gap))
+        self._is_split = may_split and num_subranges(longest_run, longest) > 1
         if self._is_split or budget.is_exact:
-            ranges = coalesce(runs, gap=budget.gap, longest=longest, may_split=may_split)
+            ranges = coalesce(runs, max_gap=budget.max_gap, longest=longest, may_split=may_split)
             await self._fetch_ranges(ranges, memory, budget.num_requests)
         else:
             await self._fetch_runs(runs, memory, budget, longest)
@@ -163,22 +163,22 @@ class RemoteObject:
         """
         num_done = 0
         while num_done < len(runs.starts):
-            gap, most = budget.gap_and_longest(longest, self.state.near_gap())
+            max_gap, most = budget.gap_and_longest(longest, self.state.near_gap())
             rest = runs.between(num_done, None)
-            ranges = coalesce(rest, gap=gap, longest=most, may_split=False)
+            ranges = coalesce(rest, max_gap=max_gap, longest=most, may_split=False)
             if self.state.least_seconds == math.inf:
                 ranges = itertools.islice(ranges, budget.num_requests)
             num_done += await self._fetch_ranges(ranges, memory, budget.num_requests)
 
     async def _fetch_ranges(
-        self, ranges: Iterator[Range], memory: UInt8Array, num_requests: int
+        self, ranges: Iterator[ByteRange], memory: UInt8Array, num_requests: int
     ) -> int:
         """Request ranges, and copy the runs in them to their places in memory; count the runs."""
         errors: list[Exception] = []
         begin, num_before = time.monotonic(), self.num_received
         num_runs = num_ranges = 0
 
-        async def request(each: Range) -> None:
+        async def request(each: ByteRange) -> None:
             if errors:  # those in flight are waited for
                 return
             try:

@@ -10,7 +10,7 @@ from zarr.storage import ZipStore
 
 from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._sources.files import OpenFile
+from numcodecs_bytes._sources.files import OpenExtent
 
 # Flags of a member: its name is UTF-8; it is encrypted, or a patch.
 _UTF_8, _OTHER_FLAGS = 0x800, 0x61
@@ -51,7 +51,7 @@ def _archive_of(store: Any) -> zipfile.ZipFile:
     return archive
 
 
-def find_member(store: ZipStore, path: str, descriptor: int) -> OpenFile | None:
+def find_member(store: ZipStore, path: str, descriptor: int) -> OpenExtent | None:
     """Return where a member is in an open archive; None if it is missing.
 
     Raises `LeftToZarr` if the member is damaged or compressed, or the archive was truncated
@@ -79,4 +79,4 @@ def find_member(store: ZipStore, path: str, descriptor: int) -> OpenFile | None:
     is_known = signature == b"PK\3\4" and header[30 : 30 + num_name] == name
     if not is_known or start + member.file_size > end:
         raise LeftToZarr("its header in the zip archive is damaged, or of an unknown form")
-    return OpenFile(descriptor, start, member.file_size, crc=member.CRC)
+    return OpenExtent(descriptor, start, member.file_size, crc=member.CRC)

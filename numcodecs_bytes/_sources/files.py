@@ -20,7 +20,7 @@ from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.outcome import LeftToZarr
 
 # Shorter runs are read as Python's bytes and joined: 0.6 us each instead of 1.0 into memory.
-DIRECT_BYTES = 1 << 12
+MIN_READINTO_BYTES = 1 << 12
 
 # Non-blocking, in case it is a pipe.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -34,7 +34,7 @@ _TRUNCATED = "the file was truncated while it was read"
 class Checksum:
     """Computes the CRC-32 of a chunk from what is read of it in order, and reads the rest."""
 
-    def __init__(self, file: "OpenFile") -> None:
+    def __init__(self, file: "OpenExtent") -> None:
         self._descriptor, self._expected = file.descriptor, file.crc
         self._position, self._end = file.start, file.start + file.num_bytes
         self._crc, self.num_bytes_read = 0, 0
@@ -67,7 +67,7 @@ class Checksum:
         self._position += len(raw)
 
 
-class OpenFile(NamedTuple):
+class OpenExtent(NamedTuple):
     """An open file, and where a chunk is in it, in bytes."""
 
     descriptor: int
@@ -78,7 +78,7 @@ class OpenFile(NamedTuple):
     checksum: Checksum | None = None  # that is computed while the chunk is read
 
 
-class File(NamedTuple):
+class FileExtent(NamedTuple):
     """Where a chunk is in a local file."""
 
     # Opens the file for reading, and returns its descriptor; may raise `LeftToZarr`.
@@ -91,14 +91,14 @@ class File(NamedTuple):
     num_bytes: int | None = None  # the length of the chunk; None if it is the whole file
     # If only the open file tells where the chunk is, as an archive does: takes the descriptor, and
     # returns None if the file does not hold it; may raise `LeftToZarr`.
-    find_member: Callable[[int], OpenFile | None] | None = None
+    find_member: Callable[[int], OpenExtent | None] | None = None
 
-    def find(self, descriptor: int, length: int) -> OpenFile | None:
+    def find(self, descriptor: int, length: int) -> OpenExtent | None:
         """Return where the chunk is in its open file of a length in bytes; None if it is not."""
         if self.find_member is not None:
             return self.find_member(descriptor)
         num_bytes = length if self.num_bytes is None else self.num_bytes
-        return OpenFile(descriptor, self.start, num_bytes)
+        return OpenExtent(descriptor, self.start, num_bytes)
 
 
 def path_of_file(root: str, path: str) -> str:
@@ -125,7 +125,7 @@ def _length_of(descriptor: int) -> int:
     return status.st_size
 
 
-def locate(file: File, descriptor: int) -> OpenFile | None:
+def locate(file: FileExtent, descriptor: int) -> OpenExtent | None:
     """Return where a chunk is in its open file; None if it is missing."""
     length = _length_of(descriptor)
     if not length:
@@ -136,7 +136,7 @@ def locate(file: File, descriptor: int) -> OpenFile | None:
     return found
 
 
-def length_of_file(file: File) -> int | None:
+def length_of_file(file: FileExtent) -> int | None:
     """Return the length of a chunk in bytes; None if its file does not hold it.
 
     Raises what `open` and `locate` raise: those in `missing_errors` if there is no file.
@@ -165,17 +165,17 @@ def seconds_to_read(descriptor: int, position: int) -> float:
     return time.perf_counter() - before
 
 
-def prefetch(descriptor: int, runs: Iterable[tuple[int, int]], gap: int = 0) -> None:
+def prefetch(descriptor: int, runs: Iterable[tuple[int, int]], max_gap: int = 0) -> None:
     """Ask the system to prefetch runs of a file, all at once, if it can.
 
     A run is its start and its length. Runs with gaps of up to `gap` bytes are prefetched together.
     """
     if not hasattr(os, "posix_fadvise"):
         return
-    begin = end = -gap - 1  # there is nothing before the first run
+    begin = end = -max_gap - 1  # there is nothing before the first run
     try:
         for start, length in runs:
-            if not 0 <= start - end <= gap:
+            if not 0 <= start - end <= max_gap:
                 _prefetch_range(descriptor, begin, end)
                 begin = start
             end = start + length
@@ -198,7 +198,7 @@ def read_runs(
     Short ones are returned as bytes; others are read into what `memory` returns for a number of
     bytes: a ``memoryview`` of that length. Raises `LeftToZarr` if the file is too short.
     """
-    if length < DIRECT_BYTES and hasattr(os, "pread"):
+    if length < MIN_READINTO_BYTES and hasattr(os, "pread"):
         pread = os.pread
         raw = b"".join([pread(descriptor, length, start) for start in starts])
         if len(raw) == len(starts) * length:
@@ -230,7 +230,7 @@ def read_exactly(descriptor: int, start: int, view: memoryview) -> None:
         view, start = view[num:], start + num
 
 
-def read_from_memory(descriptor: int, start: int, view: memoryview) -> int | None:
+def read_cached_nowait(descriptor: int, start: int, view: memoryview) -> int | None:
     """Read what the system has in memory of a file, without waiting; return how many bytes.
 
     Returns None if the system can't tell: only Linux can, and not on tmpfs, overlay and FUSE.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, SupportsInt
 
 from zarr.core.buffer import cpu
 
-from numcodecs_bytes._host.foreign import result_of
+from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._plan.outcome import LeftToZarr, NoReference, NothingToFetch
 from numcodecs_bytes._sources.store_states import state_of
 
@@ -78,7 +78,7 @@ def folder_of(objects: Any) -> str | None:
     if state.folder is None:
         name = f"no-object-{uuid.uuid4().hex}"
         pattern = f"Object at location ((?:/.*)?)/{name} not found: "
-        found = re.match(pattern, str(result_of(objects.head, name)), re.DOTALL)
+        found = re.match(pattern, str(value_or_error(objects.head, name)), re.DOTALL)
         if found and "\ufffd" not in found[1]:  # which stands for bytes that are no text
             state.folder = found[1]
     return state.folder

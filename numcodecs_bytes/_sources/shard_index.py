@@ -8,11 +8,11 @@ import numpy as np
 
 from numcodecs_bytes._core.dtypes import UInt64Array
 from numcodecs_bytes._core.interrupts import raise_if_of_caller
-from numcodecs_bytes._host.zarr_versions import decode_index, has_index_checksum
-from numcodecs_bytes._plan.outcome import Fetched, ZarrFails
+from numcodecs_bytes._plan.outcome import FetchCounts, ZarrFails
 from numcodecs_bytes._plan.shards import REMEDY, ShardLayout
 from numcodecs_bytes._sources import files
-from numcodecs_bytes._sources.files import OpenFile
+from numcodecs_bytes._sources.files import OpenExtent
+from numcodecs_bytes._zarr_api.versions import decode_index, has_index_checksum
 
 # How many bytes of indices the process caches. That of 4,096 inner chunks takes 64 KiB; to read and
 # check it again, a row takes 1.3 times as long, and 1.9 times with 65,536 inner chunks.
@@ -36,7 +36,7 @@ def index_of(shard: ShardLayout, raw: Any) -> UInt64Array:
         raise ZarrFails(f"the index of the shard is damaged: {REMEDY}") from error
 
 
-def read_index(shard: ShardLayout, file: OpenFile) -> tuple[UInt64Array, bytes]:
+def read_index(shard: ShardLayout, file: OpenExtent) -> tuple[UInt64Array, bytes]:
     """Return the index of a shard in an open file, and the last bytes of what is stored.
 
     See `index_of`.
@@ -46,7 +46,7 @@ def read_index(shard: ShardLayout, file: OpenFile) -> tuple[UInt64Array, bytes]:
     return index_of(shard, np.asarray(raw)), bytes(raw[-CHECKSUM_BYTES:])
 
 
-def _read_checksum(shard: ShardLayout, file: OpenFile) -> bytes | memoryview:
+def _read_checksum(shard: ShardLayout, file: OpenExtent) -> bytes | memoryview:
     end = file.start + shard.index_start(file.num_bytes) + shard.index_bytes
     start = end - CHECKSUM_BYTES
     return files.read_runs(file.descriptor, [start], CHECKSUM_BYTES, files.new_memory)
@@ -67,9 +67,9 @@ class IndexCache:
         self._older: dict[Hashable, tuple[UInt64Array, bytes]] = {}
         self._num_bytes = 0  # of the first
 
-    def read(self, shard: ShardLayout, file: OpenFile) -> tuple[UInt64Array, Fetched]:
+    def read(self, shard: ShardLayout, file: OpenExtent) -> tuple[UInt64Array, FetchCounts]:
         """Return the index of a shard in an open file, and what was fetched of it."""
-        fetched = Fetched(1, shard.index_bytes)
+        fetched = FetchCounts(1, shard.index_bytes)
         if not has_index_checksum(shard.codec):
             return read_index(shard, file)[0], fetched
         status = os.fstat(file.descriptor)
@@ -80,8 +80,8 @@ class IndexCache:
             index, checksum = cached
             if _read_checksum(shard, file) == checksum:
                 self._add(key, index, checksum)
-                return index, Fetched(1, CHECKSUM_BYTES)
-            fetched = Fetched(2, CHECKSUM_BYTES + shard.index_bytes)
+                return index, FetchCounts(1, CHECKSUM_BYTES)
+            fetched = FetchCounts(2, CHECKSUM_BYTES + shard.index_bytes)
         index, checksum = read_index(shard, file)
         self._add(key, index, checksum)
         return index, fetched

@@ -12,18 +12,18 @@ import math
 import time
 import weakref
 
-from numcodecs_bytes._host.names import name_of_store
 from numcodecs_bytes._plan.outcome import LeftToZarr
+from numcodecs_bytes._zarr_api.names import name_of_store
 
 # A store that has answered within NEAR_SECONDS is near: there, requests do not wait, but take turns
 # on the same cores. A gap is worth reading if the store sends it in less time than two of its
 # fastest answers took: 100 points took 1.1 of zarr's time, and 1.7 with one answer. The rate is
-# that of its answers of LONG_BYTES and more, NEAR_BYTES_PER_SECOND until two of them are known.
+# that of its answers of MIN_RATED_BYTES and more, and NEAR_BYTES_PER_SECOND until two are known.
 # With the gap of a far store, parts of 16 MiB took Icechunk 1.7 times as long as all of it in a
 # folder.
 NEAR_SECONDS = 1e-3
 NEAR_BYTES_PER_SECOND = 4e9
-LONG_BYTES = 1 << 20
+MIN_RATED_BYTES = 1 << 20
 
 # Objects, one after the other, whose ranges can't be requested, although zarr can read them whole.
 MOST_FAILURES = 3
@@ -91,7 +91,7 @@ class StoreState:
 
     def note_rate(self, num_bytes: int, num_requests: int, seconds: float) -> None:
         """Note how long all answers for an object took, if they were long ones."""
-        if num_bytes >= num_requests * LONG_BYTES and seconds:  # some clocks are coarse
+        if num_bytes >= num_requests * MIN_RATED_BYTES and seconds:  # some clocks are coarse
             self._best_rate = max(self._best_rate, num_bytes / seconds)
             self._num_rates += 1
 

@@ -18,15 +18,11 @@ from typing import Any, NamedTuple
 import zarr.codecs.sharding
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, ZipStore
 
+from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.dtypes import UInt8Array
-from numcodecs_bytes._host.foreign import result_of
-from numcodecs_bytes._host.names import name_of_class, name_of_type
-from numcodecs_bytes._host.options import classes_not_installed, stores_with_ranges
 from numcodecs_bytes._plan.outcome import InMemory, LeftToZarr, NoReference, NothingToFetch, NotOpen
 from numcodecs_bytes._sources.archives import find_member, open_archive
-from numcodecs_bytes._sources.files import File, opens, path_of_file
-from numcodecs_bytes._sources.manifests import folder_of, is_file_name, requests_of
-from numcodecs_bytes._sources.requests import (
+from numcodecs_bytes._sources.byte_ranges import (
     NOT_FOUND,
     Errors,
     Get,
@@ -35,10 +31,14 @@ from numcodecs_bytes._sources.requests import (
     from_objects,
     from_store,
 )
+from numcodecs_bytes._sources.files import FileExtent, opens, path_of_file
+from numcodecs_bytes._sources.manifests import folder_of, is_file_name, requests_of
 from numcodecs_bytes._sources.store_states import state_of
+from numcodecs_bytes._zarr_api.names import name_of_class, name_of_type
+from numcodecs_bytes._zarr_api.options import classes_not_installed, stores_with_ranges
 
 
-class Remote(NamedTuple):
+class ObjectExtent(NamedTuple):
     """Where a chunk, or a shard, is in an object that is requested."""
 
     get: Get
@@ -56,15 +56,17 @@ class Remote(NamedTuple):
         return self.num_bytes is None and not self.must_tell_length
 
 
-Source = File | Remote
-Locator = Callable[[str], Source]  # takes the path of a chunk in its store; may raise `LeftToZarr`
+Source = FileExtent | ObjectExtent
+ChunkLocator = Callable[
+    [str], Source
+]  # takes the path of a chunk in its store; may raise `LeftToZarr`
 # Takes also the offset and the length of a chunk in its object, in bytes; None if it is all of it.
 PartLocator = Callable[[str, int, int | None], Source]
 
 
 def locate_chunk(byte_getter: Any) -> Source:
     """Return where a chunk is; raise `LeftToZarr` if that is not known."""
-    return locator_of(store_of(byte_getter))(byte_getter.path)
+    return locator_for(store_of(byte_getter))(byte_getter.path)
 
 
 def store_of(byte_getter: object) -> Any:
@@ -86,7 +88,7 @@ def is_in_shard(byte_getter: object) -> bool:
     return type(byte_getter).__module__ == zarr.codecs.sharding.__name__
 
 
-def locator_of(store: object) -> Locator:
+def locator_for(store: object) -> ChunkLocator:
     """Return a function that says where the chunks of a store are.
 
     Raises `LeftToZarr` if all of them are left to zarr.
@@ -103,9 +105,9 @@ def locator_of(store: object) -> Locator:
 
 def states_lengths(store: object) -> bool:
     """Whether a store is known, so that the lengths that it states are those of its chunks."""
-    if name_of_class(store) not in _SOURCES and result_of(_is_named, store) is not True:
+    if name_of_class(store) not in _SOURCES and value_or_error(_is_named, store) is not True:
         return False  # it may encrypt them
-    found = result_of(locator_of, store)
+    found = value_or_error(locator_for, store)
     return callable(found) or isinstance(found, NothingToFetch | NotOpen)
 
 
@@ -116,7 +118,7 @@ def only_states_lengths(store: object) -> bool:
 
 
 def may_be_cached(store: object) -> bool:
-    """Whether what `locator_of` returns stays right: URLs may be registered with VirtualiZarr."""
+    """Whether what `locator_for` returns stays right: URLs may be registered with VirtualiZarr."""
     return _SOURCES.get(name_of_class(store)) is not _of_manifest_store
 
 
@@ -144,33 +146,33 @@ def _why_unknown(instance: object) -> str:
     return why
 
 
-def _of_memory_store(_store: MemoryStore) -> Locator:
+def _of_memory_store(_store: MemoryStore) -> ChunkLocator:
     raise InMemory("it is in memory")
 
 
-def _of_local_store(store: LocalStore) -> Locator:
+def _of_local_store(store: LocalStore) -> ChunkLocator:
     root = root_of(store)
     if not store._is_open:  # its `get` opens it, and raises if its folder is gone
         raise NotOpen("the store is not open")
-    return lambda path: File(opens(path_of_file(root, path)), NOT_FOUND)
+    return lambda path: FileExtent(opens(path_of_file(root, path)), NOT_FOUND)
 
 
-def _of_zip_store(store: ZipStore) -> Locator:
+def _of_zip_store(store: ZipStore) -> ChunkLocator:
     if not hasattr(os, "pread"):
         raise LeftToZarr("this system can't read members of a zip file in several threads")
     if type(store.path) is not type(Path()):  # zarr 3.3 and newer take open file objects as well
         raise LeftToZarr("the archive was not opened by its path")
     open_it = partial(open_archive, store)
     key = id(store)
-    return lambda path: File(open_it, (), key, find_member=partial(find_member, store, path))
+    return lambda path: FileExtent(open_it, (), key, find_member=partial(find_member, store, path))
 
 
-def _of_any(store: Any) -> Locator:
+def _of_any(store: Any) -> ChunkLocator:
     """Return a function that says where the chunks are in a store that serves ranges."""
-    return lambda path: Remote(partial(from_store, store, path), store)
+    return lambda path: ObjectExtent(partial(from_store, store, path), store)
 
 
-def _of_manifest_store(store: Any) -> Locator:
+def _of_manifest_store(store: Any) -> ChunkLocator:
     """Return a function that says where VirtualiZarr's chunks are: what its manifests refer to."""
     request_of = requests_of(store)
     sources: dict[int, PartLocator] = {}  # by the `id` of an object store, which is kept with them
@@ -179,7 +181,7 @@ def _of_manifest_store(store: Any) -> Locator:
         request = request_of(path)
         objects, num_bytes = request.objects, request.end - request.start
         if type(objects).__module__ != "obstore.store":
-            return Remote(partial(from_store, store, path), store, num_bytes=num_bytes)
+            return ObjectExtent(partial(from_store, store, path), store, num_bytes=num_bytes)
         if id(objects) not in sources:
             sources[id(objects)] = _in_objects(store, objects)
         return sources[id(objects)](request.path, request.start, num_bytes)
@@ -187,7 +189,7 @@ def _of_manifest_store(store: Any) -> Locator:
     return find
 
 
-def _of_object_store(store: ObjectStore[Any]) -> Locator:
+def _of_object_store(store: ObjectStore[Any]) -> ChunkLocator:
     return _whole_files(_in_objects(store, store.store))
 
 
@@ -203,20 +205,20 @@ def _in_objects(store: object, objects: object) -> PartLocator:
             return _in_file(f"{folder}/{path}", (FileNotFoundError,), start, num_bytes)
         key = None if num_bytes is None else (id(objects), path)
         get = partial(from_objects, objects, path)
-        remote = Remote(get, store, tells_versions=True, client_repeats=True)
+        remote = ObjectExtent(get, store, tells_versions=True, client_repeats=True)
         return remote._replace(start=start, num_bytes=num_bytes, key=key)
 
     return find
 
 
-def _in_file(path: str, missing: Errors, start: int, num_bytes: int | None) -> File:
+def _in_file(path: str, missing: Errors, start: int, num_bytes: int | None) -> FileExtent:
     """Return the source of a chunk that is a local file, or `num_bytes` of one."""
     if num_bytes is None:
-        return File(opens(path), missing)
-    return File(opens(path), (), path, start, num_bytes)
+        return FileExtent(opens(path), missing)
+    return FileExtent(opens(path), (), path, start, num_bytes)
 
 
-def _of_fsspec_store(store: FsspecStore) -> Locator:
+def _of_fsspec_store(store: FsspecStore) -> ChunkLocator:
     root, file_system = store.path.rstrip("/"), store.fs
     name = name_of_class(file_system)
     if name == "fsspec.implementations.reference.ReferenceFileSystem":
@@ -226,11 +228,11 @@ def _of_fsspec_store(store: FsspecStore) -> Locator:
     return lambda path: find((f"{root}/{path}" if root else path).rstrip("/"))
 
 
-def _whole_files(find: PartLocator) -> Locator:
+def _whole_files(find: PartLocator) -> ChunkLocator:
     return lambda path: find(path, 0, None)
 
 
-def _behind_references(store: FsspecStore, file_system: Any) -> Locator:
+def _behind_references(store: FsspecStore, file_system: Any) -> ChunkLocator:
     """Return a function that says where references point: to a part of a file, or to a file."""
     from fsspec.core import split_protocol  # optional, but installed with references
 
@@ -251,7 +253,7 @@ def _behind_references(store: FsspecStore, file_system: Any) -> Locator:
         if id(leaf) not in sources:
             sources[id(leaf)] = _in_file_system(store, leaf)
         source = sources[id(leaf)](url, offset, num_bytes if is_part else None)
-        if is_part or isinstance(source, File):
+        if is_part or isinstance(source, FileExtent):
             return source
         if not source.tells_versions:  # nor the length: a header would be read as elements
             raise LeftToZarr(
@@ -299,7 +301,7 @@ def _in_file_system(store: FsspecStore, file_system: Any) -> PartLocator:
         request = partial(file_system._cat_file, path)
         get_range = partial(get, request, missing)
         is_web = get is from_http  # the others are clients of object stores
-        remote = Remote(get_range, store, tells_versions=is_web, client_repeats=not is_web)
+        remote = ObjectExtent(get_range, store, tells_versions=is_web, client_repeats=not is_web)
         return remote._replace(start=start, num_bytes=num_bytes, key=key)
 
     return find
@@ -313,7 +315,7 @@ _FILE_SYSTEMS: dict[str, Callable[..., Awaitable[UInt8Array | None]]] = {
     "gcsfs.extended_gcsfs.ExtendedGcsFileSystem": from_file_system,
     "s3fs.core.S3FileSystem": from_file_system,
 }
-_SOURCES: dict[str, Callable[[Any], Locator]] = {
+_SOURCES: dict[str, Callable[[Any], ChunkLocator]] = {
     "zarr.storage._local.LocalStore": _of_local_store,
     "zarr.storage._memory.MemoryStore": _of_memory_store,
     "zarr.storage._zip.ZipStore": _of_zip_store,

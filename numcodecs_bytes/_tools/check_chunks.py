@@ -23,12 +23,9 @@ from zarr.core.sync import sync
 from zarr.storage import ZipStore
 from zarr.types import AnyArray
 
+from numcodecs_bytes._core.catch import async_value_or_error
 from numcodecs_bytes._core.dtypes import Array, leaf_dtypes, pack_dtype, stored_dtype
-from numcodecs_bytes._host.foreign import async_result_of
-from numcodecs_bytes._host.names import count, target_of
-from numcodecs_bytes._host.zarr_versions import concurrency
 from numcodecs_bytes._plan.shards import REMEDY
-from numcodecs_bytes._tools.check_report import ArrayReport, Limits, ProgressBar, describe_error
 from numcodecs_bytes._tools.hierarchy import (
     MAX_UNLISTED,
     Index,
@@ -40,6 +37,9 @@ from numcodecs_bytes._tools.hierarchy import (
     join,
     stored_chunks,
 )
+from numcodecs_bytes._tools.reporting import ArrayReport, Limits, ProgressBar, describe_error
+from numcodecs_bytes._zarr_api.names import count, target_of
+from numcodecs_bytes._zarr_api.versions import concurrency
 
 
 def check_chunks(
@@ -220,7 +220,7 @@ async def _length_in_header(array: AnyArray, chunk: StoredChunk) -> int | None:
 
 async def _problem_of_member(array: AnyArray, chunk: StoredChunk) -> str:
     """Return the problem with a member of a zip archive, or "": to read it checks its CRC-32."""
-    found = await async_result_of(array.store.get(chunk.key, default_buffer_prototype()))
+    found = await async_value_or_error(array.store.get(chunk.key, default_buffer_prototype()))
     return f"can't be read: {describe_error(found)}" if isinstance(found, Exception) else ""
 
 
@@ -268,7 +268,7 @@ async def _problem_in(array: AnyArray, run: list[Index]) -> str:
     """Decode chunks that are next to each other, and return their problem, or ""."""
     num_invalid = 0
     for region in _regions_of(array, run[0], run[-1]):
-        decoded = await async_result_of(array.async_array.getitem(region))
+        decoded = await async_value_or_error(array.async_array.getitem(region))
         if isinstance(decoded, Exception):
             why = f" (the shard may be damaged: {REMEDY})" if array.shards else ""
             return f"can't be read: {describe_error(decoded)}{why}"

@@ -7,8 +7,8 @@ from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import StorePath
 
+from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._tools.hierarchy import (
     Consolidated,
     Document,
@@ -38,7 +38,7 @@ def stale_metadata(
             attributes = document_at(store_path.store, join(path, ".zattrs"))
             document = document | {"attributes": attributes or {}}
         own, stated = [
-            result_of(_as_zarr_writes, each, store_path) for each in (document, arrays[path])
+            value_or_error(_as_zarr_writes, each, store_path) for each in (document, arrays[path])
         ]
         if isinstance(own, Exception):  # which is reported
             return

@@ -25,16 +25,16 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore, StorePath
 from zarr.types import AnyArray
 
+from numcodecs_bytes._core.catch import async_value_or_error, value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.dtypes import ML_DTYPES, why_missing
-from numcodecs_bytes._host.defaults import why_aside
-from numcodecs_bytes._host.foreign import async_result_of, result_of
-from numcodecs_bytes._host.names import name_of_class
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, NothingToFetch, NotOpen
-from numcodecs_bytes._sources.files import File, length_of_file
+from numcodecs_bytes._sources.files import FileExtent, length_of_file
 from numcodecs_bytes._sources.manifests import folder_of
 from numcodecs_bytes._sources.stores import locate_chunk, only_states_lengths
+from numcodecs_bytes._zarr_api.defaults import why_aside
+from numcodecs_bytes._zarr_api.names import name_of_class
 
 Index = tuple[int, ...]
 # A metadata document, or the error from reading it.
@@ -116,7 +116,7 @@ def find_arrays(store: Store, consolidated: list[Consolidated]) -> Iterator[tupl
         if document is not None and node_type == "array":
             yield path, document
             continue
-        names = result_of(names_in, store, path)
+        names = value_or_error(names_in, store, path)
         if isinstance(names, Exception):
             if path:
                 yield path, names
@@ -183,7 +183,7 @@ def document_at(store: Store, key: str) -> Document | None:
 
     It is a ValueError that names the document, unless the store fails.
     """
-    raw = result_of(_read, store, key)
+    raw = value_or_error(_read, store, key)
     if isinstance(raw, FileNotFoundError | NotADirectoryError):
         return None
     if raw is None or isinstance(raw, Exception):
@@ -265,7 +265,7 @@ def read_in_part(array: AnyArray) -> Layout:
     Raises `LeftToZarr` if that is not so. Nothing is requested.
     """
     pipeline = array.async_array.codec_pipeline
-    if not getattr(pipeline, "reads_parts", False):  # it may be zarr's, under the name of ours
+    if not getattr(pipeline, "reads_partially", False):  # it may be zarr's, under the name of ours
         why = f"{name_of_class(pipeline)} is the codec pipeline"
         raise LeftToZarr(why_aside.get("arrays", why))
     from numcodecs_bytes._pipeline.array_layouts import (
@@ -274,8 +274,10 @@ def read_in_part(array: AnyArray) -> Layout:
 
     layout = layout_of_array(array)
     first = array.metadata.encode_chunk_key((0,) * array.ndim)
-    source = result_of(locate_chunk, array.store_path / first)
-    found: object = result_of(length_of_file, source) if isinstance(source, File) else source
+    source = value_or_error(locate_chunk, array.store_path / first)
+    found: object = (
+        value_or_error(length_of_file, source) if isinstance(source, FileExtent) else source
+    )
     # Other errors say that it is missing, or damaged, which is checked later.
     if isinstance(found, LeftToZarr) and not isinstance(found, NothingToFetch | NotOpen):
         raise found
@@ -348,7 +350,7 @@ def _keys_below(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[
     store, path = array.store, array.path
     if type(store) is not LocalStore and _local_path(store, path) is None:
         keys = _list_prefix(store, f"{path}/".lstrip("/"))
-        while isinstance(key := result_of(sync, _next(keys)), str):
+        while isinstance(key := value_or_error(sync, _next(keys)), str):
             yield key
         if key is not None:
             listing.errors.append(key)
@@ -388,10 +390,10 @@ async def _sizes_of(store: Store, keys: list[str]) -> list[int | Exception | Non
 
     def size_of_file(key: str) -> int | Exception | None:
         """Return the same for a chunk in a local file, which is opened; `LeftToZarr` for others."""
-        source = result_of(locate_chunk, StorePath(store, key))
-        if not isinstance(source, File):  # in an archive, compressed members are left, too
+        source = value_or_error(locate_chunk, StorePath(store, key))
+        if not isinstance(source, FileExtent):  # in an archive, compressed members are left, too
             return LeftToZarr("not a file")
-        size = result_of(length_of_file, source)
+        size = value_or_error(length_of_file, source)
         is_folder = isinstance(size, IsADirectoryError)
         return None if isinstance(size, source.missing_errors) and not is_folder else size
 
@@ -406,7 +408,7 @@ async def _sizes_of(store: Store, keys: list[str]) -> list[int | Exception | Non
 async def _size_or_error(store: Store, key: str) -> int | Exception | None:
     """Return the same for a chunk that is not in a local file."""
     references: Any = getattr(getattr(store, "fs", None), "references", None)
-    size = await async_result_of(_size_of(store, key, references))
+    size = await async_value_or_error(_size_of(store, key, references))
     if references is not None or not isinstance(size, FileNotFoundError | NotADirectoryError):
         return size  # or the error that a file is missing to which a reference points
     # fsspec raises FileNotFoundError for whatever a web server answers.

@@ -9,11 +9,11 @@ import zarr
 import zarr.dtype
 import zarr.registry
 
+from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.dtypes import ML_DTYPES, why_missing
-from numcodecs_bytes._host import defaults, options
-from numcodecs_bytes._host.foreign import result_of
-from numcodecs_bytes._host.names import name_of_type
+from numcodecs_bytes._zarr_api import defaults, options
+from numcodecs_bytes._zarr_api.names import name_of_type
 from numcodecs_bytes.codec import Bytes
 
 
@@ -25,7 +25,7 @@ def report() -> JSONObject:
     codec, why_no_codec = _class_in_use(lambda: zarr.registry.get_codec_class("bytes"))
     filter_, why_no_filter = _class_in_use(_numcodecs_class)
     # zarr 3.4.1 and newer load our data types by themselves.
-    r8 = result_of(zarr.dtype.data_type_registry.match_json, "r8", zarr_format=3)
+    r8 = value_or_error(zarr.dtype.data_type_registry.match_json, "r8", zarr_format=3)
     them = "them" if hasattr(zarr.dtype, "Struct") else "them (and struct)"
     how = f"this zarr does not load {them}; import numcodecs_bytes.zarr_data_types first"
     why_no_types = how if isinstance(r8, Exception) else ""
@@ -85,7 +85,7 @@ def _set_by(row: JSONObject) -> str:
 
 def explain_other_codec() -> str:
     """Return which other class numcodecs uses and how to fix that, or ""."""
-    kind = result_of(_numcodecs_class)
+    kind = value_or_error(_numcodecs_class)
     if isinstance(kind, Exception) or issubclass(kind, Bytes):
         return ""
     return (
@@ -115,7 +115,7 @@ def _value_of(option: options.Option[Any]) -> tuple[object, str]:
 
 def _class_in_use(find_class: Callable[[], type]) -> tuple[str | None, str]:
     """Return the name of a class, and why it is not ours, or ""."""
-    kind = result_of(find_class)
+    kind = value_or_error(find_class)
     if isinstance(kind, Exception):  # of a wrong setting
         return None, f"{type(kind).__name__}: {kind}"
     name = name_of_type(kind)

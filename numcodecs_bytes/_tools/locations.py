@@ -16,8 +16,8 @@ from zarr.abc.store import ByteRequest, RangeByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.sync import sync
 
+from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._sources.stores import read_like
 from numcodecs_bytes._tools.hierarchy import METADATA_NAMES
 
@@ -80,7 +80,7 @@ def open_store(
         raise ValueError("expected the path or URL of a store, got an empty text")
     store = _open_location(location, options, read_only=read_only)
     # An error is raised again when the store is read.
-    if read_only and result_of(sync, _is_repository(store)) is True:
+    if read_only and value_or_error(sync, _is_repository(store)) is True:
         folder = location.removeprefix("file://")
         if "://" in folder:
             bucket, _, prefix = folder.rstrip("/").partition("://")[2].partition("/")

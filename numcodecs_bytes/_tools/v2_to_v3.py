@@ -16,6 +16,7 @@ from zarr.registry import get_codec_class
 from zarr.storage import MemoryStore, StorePath
 from zarr.types import AnyArray
 
+from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.dtypes import (
     AnyDType,
@@ -25,9 +26,8 @@ from numcodecs_bytes._core.dtypes import (
     leaf_dtypes,
     pack_dtype,
 )
-from numcodecs_bytes._host.foreign import result_of
-from numcodecs_bytes._tools.check_report import explain_error
 from numcodecs_bytes._tools.hierarchy import Listing, array_of, stored_chunks, why_not_opened
+from numcodecs_bytes._tools.reporting import explain_error
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_data_types import struct_of
 
@@ -63,7 +63,7 @@ def v3_document(old: JSONObject) -> JSONObject:
     for endian in candidates if has_endian else [None, *candidates]:
         configuration = {} if endian is None else {"configuration": {"endian": endian}}
         new["codecs"] = [*before, {"name": name, **configuration}, *after]
-        is_same = result_of(_reads_the_same, old, new, dtype)
+        is_same = value_or_error(_reads_the_same, old, new, dtype)
         if isinstance(is_same, Exception):  # text in the wrong byte order may be invalid
             why = f"({is_same})"
         elif is_same:
@@ -113,7 +113,7 @@ def _split(metadata: ArrayV2Metadata) -> tuple[Codecs, Numcodec | None, Codecs]:
             continue
         is_of_text = codec.codec_id in ("vlen-utf8", "vlen-bytes")  # codecs of both formats
         is_serializer = isinstance(codec, Bytes) or is_of_text
-        kind = result_of(get_codec_class, f"numcodecs.{codec.codec_id}")
+        kind = value_or_error(get_codec_class, f"numcodecs.{codec.codec_id}")
         if not (is_serializer or isinstance(kind, type)):
             raise ValueError(
                 f"Zarr v3 has no counterpart of the codec {codec.codec_id}: copy the array to one "
@@ -196,7 +196,7 @@ def compare(store_path: StorePath, old: JSONObject, new: JSONObject) -> None:
     if (index := next(indices, None)) is None:
         return
     name = f"chunk {arrays[0].metadata.encode_chunk_key(index)}"
-    both = result_of(lambda: [np.asarray(array.blocks[index]) for array in arrays])
+    both = value_or_error(lambda: [np.asarray(array.blocks[index]) for array in arrays])
     if isinstance(both, Exception):
         why = explain_error(both)
         raise ValueError(f"{name} can't be read: {why}") from both  # noqa: TRY004

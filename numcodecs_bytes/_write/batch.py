@@ -11,22 +11,22 @@ from zarr.storage import LocalStore
 
 from numcodecs_bytes._core.copy import may_be_mapped
 from numcodecs_bytes._core.dtypes import Array, has_same_elements
-from numcodecs_bytes._host.items import Item
-from numcodecs_bytes._host.names import name_of_chunk, name_of_class
-from numcodecs_bytes._host.options import WriteMode, set_by
-from numcodecs_bytes._host.threads import run_in_thread, write_pool
 from numcodecs_bytes._plan.groups import Group
 from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._plan.out_selections import OutSelection, is_within, out_selection_of
 from numcodecs_bytes._plan.outcome import Compressed, LeftToZarr, ZarrFails, leave
-from numcodecs_bytes._plan.places import Place, is_within, place_of
 from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
+from numcodecs_bytes._runtime.threads import run_in_thread, write_pool
 from numcodecs_bytes._sources.files import path_of_file
 from numcodecs_bytes._sources.stores import root_of, store_of
 from numcodecs_bytes._write import locks
 from numcodecs_bytes._write.chunk_file import WriteBatch
-from numcodecs_bytes._write.chunks import ChunkWrite, ValuesError
+from numcodecs_bytes._write.chunk_write import ChunkWrite, ValuesError
 from numcodecs_bytes._write.in_place import write_parts
 from numcodecs_bytes._write.whole import write_whole
+from numcodecs_bytes._zarr_api.batch_items import ChunkRequest
+from numcodecs_bytes._zarr_api.names import name_of_chunk, name_of_class
+from numcodecs_bytes._zarr_api.options import WriteMode, set_by
 
 # Values that may be mapped from a file are copied, up to this size, before parts of chunks are
 # written in place: that takes 20 ms. If they are larger, zarr writes those chunks.
@@ -72,7 +72,7 @@ class Values:
         is_known = is_plain or type(self) is GPUValues
         return is_known and has_same_elements(self._array.dtype, layout.dtype)
 
-    def place_of(self, selector: Any) -> Any:
+    def out_selection_of(self, selector: Any) -> Any:
         """Return the place of a chunk, given zarr's."""
         return selector
 
@@ -89,25 +89,25 @@ class GPUValues(Values):
         """Whether they may be mapped from a file: memory of a GPU is not."""
         return False
 
-    def place_of(self, selector: Any) -> Place:
+    def out_selection_of(self, selector: Any) -> OutSelection:
         """Return the place of a chunk; raise `LeftToZarr` if they have none."""
         if not self._array.shape:  # a single value for all elements
             return ()
-        place = place_of(selector)
-        if not is_within(place, self._array.shape):
+        out_selection = out_selection_of(selector)
+        if not is_within(out_selection, self._array.shape):
             raise LeftToZarr("the values have another shape than the selection")
-        return place
+        return out_selection
 
     async def write(self, chunks: Sequence[ChunkWrite], write: Write) -> None:
         """Write chunks, group by group."""
-        from numcodecs_bytes._sources import through_host  # only if it is needed
+        from numcodecs_bytes._gpu import staging  # only if it is needed
 
         async def download_and_write(group: Group[ChunkWrite], host: Array) -> None:
-            through_host.download(group, self._array, host)
+            staging.download(group, self._array, host)
             await write(group.chunks, host)
 
-        groups = through_host.groups_in_buffers(chunks, self._array)
-        await through_host.each_group(groups, self._array, download_and_write)
+        groups = staging.groups_in_buffers(chunks, self._array)
+        await staging.each_group(groups, self._array, download_and_write)
 
 
 def values_of(buffer: NDBuffer) -> Values:
@@ -148,7 +148,7 @@ class Writes(NamedTuple):
 
 
 async def plan_writes(
-    items: Sequence[Item], layout_of: LayoutOf, value: NDBuffer, *, mode: WriteMode
+    items: Sequence[ChunkRequest], layout_of: LayoutOf, value: NDBuffer, *, mode: WriteMode
 ) -> Writes:
     """Return how chunks are written, given what zarr passes.
 
@@ -156,7 +156,7 @@ async def plan_writes(
     chunk can't be written in place.
     """
     values = values_of(value)
-    chunks = [ChunkWrite(item, item.place) for item in items]
+    chunks = [ChunkWrite(item, item.out_selection) for item in items]
     for chunk in chunks:
         try:
             _plan(chunk, layout_of, values, may_write_parts=bool(mode))
@@ -178,7 +178,7 @@ async def plan_writes(
 
 def _plan(chunk: ChunkWrite, layout_of: LayoutOf, values: Values, *, may_write_parts: bool) -> None:
     """Find where a chunk is written, and how; raise `LeftToZarr` if zarr has to write it."""
-    chunk.place = values.place_of(chunk.place)
+    chunk.out_selection = values.out_selection_of(chunk.out_selection)
     chunk.layout = layout_of(chunk.item.spec)
     path = _find_path(chunk.item.byte_getter)
     if not chunk.item.is_complete:

@@ -14,15 +14,15 @@ import numpy as np
 
 from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import Array, UInt8Array, UInt64Array
-from numcodecs_bytes._host.names import name_of_chunk
-from numcodecs_bytes._host.threads import IsWanted
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave
-from numcodecs_bytes._plan.plan import Plan, plan_of, shape_of
+from numcodecs_bytes._plan.plan import RunPlan, plan_of, shape_of
+from numcodecs_bytes._runtime.threads import IsWanted
 from numcodecs_bytes._write import locks, write_file
-from numcodecs_bytes._write.chunks import ChunkWrite, ValuesError
+from numcodecs_bytes._write.chunk_write import ChunkWrite, ValuesError
 from numcodecs_bytes._write.locks import Lock, LockedError, LockedFile, ReplacedError
-from numcodecs_bytes._write.write_file import Part, Target
+from numcodecs_bytes._write.write_file import OpenOutput, PlacedElements
+from numcodecs_bytes._zarr_api.names import name_of_chunk
 
 # How often in a row a file is reopened because it was made, replaced or deleted just then. On a
 # file system where a name never refers to the file that was opened by it, that does not end.
@@ -49,11 +49,11 @@ class WritePlan(NamedTuple, Generic[SelectionPlan]):
 
 
 @dataclass
-class Space:
+class SlotCheck:
     """What has space in a file."""
 
     file: LockedFile | None  # None if there is no file
-    parts: Sequence[Part]
+    parts: Sequence[PlacedElements]
     missing: Sequence[Array] = ()  # the elements of what has none
     index: UInt64Array | None = None  # of a shard
     end: int = 0  # of the inner chunks of a shard
@@ -99,18 +99,18 @@ class WritableFile(ABC, Generic[SelectionPlan]):
         """Return what is written, and how."""
 
     @abstractmethod
-    def _find_space(self, file: LockedFile) -> Space:
+    def _find_space(self, file: LockedFile) -> SlotCheck:
         """Return what has space in a file, and what has none; raise if it is invalid."""
 
     @abstractmethod
-    def _fill(self, new: Target, old: Space) -> Sequence[Part]:
+    def _fill(self, new: OpenOutput, old: SlotCheck) -> Sequence[PlacedElements]:
         """Fill a new file with what the old one has, or fill values; return where parts belong."""
 
     def _elements_of(self, shape: tuple[int, ...]) -> Array:
         """Return the values for the file, in the shape of its selection."""
-        values, place = self._batch.values, self.chunk.place
+        values, out_selection = self._batch.values, self.chunk.out_selection
         try:
-            return write_file.elements_of(values, place, self._layout, shape)
+            return write_file.elements_of(values, out_selection, self._layout, shape)
         except Exception as error:  # the user's own: their values may raise anything
             if self._batch.is_required:
                 raise
@@ -137,7 +137,7 @@ class WritableFile(ABC, Generic[SelectionPlan]):
         planned = Lock.EXCLUSIVE_IF_FREE if plan.in_hulls else Lock.SHARED
         lock = Lock.EXCLUSIVE if self._lacks_space else planned
         with locks.locked(self.chunk.path, lock) as file:
-            space = self._find_space(file) if file else Space(None, [], [plan.elements])
+            space = self._find_space(file) if file else SlotCheck(None, [], [plan.elements])
             if not space.missing or self.chunk.would_be_empty(space.missing):
                 self._write_in_place(space, is_wanted)
             elif file is None or file.is_exclusive:
@@ -147,11 +147,11 @@ class WritableFile(ABC, Generic[SelectionPlan]):
                 return False
         return True
 
-    def _write_in_place(self, space: Space, is_wanted: IsWanted) -> None:
+    def _write_in_place(self, space: SlotCheck, is_wanted: IsWanted) -> None:
         """Write to what has space in a file."""
         if space.file is None or not space.parts:
             return
-        target = Target(space.file.descriptor, is_wanted)
+        target = OpenOutput(space.file.descriptor, is_wanted)
         self.chunk.is_changed = True
         try:
             self._write_parts(target, space.parts, in_hulls=space.file.is_exclusive)
@@ -160,16 +160,18 @@ class WritableFile(ABC, Generic[SelectionPlan]):
             raise
         self._note_written(space.parts, space.file)
 
-    def _write_new_file(self, space: Space, is_wanted: IsWanted) -> None:
+    def _write_new_file(self, space: SlotCheck, is_wanted: IsWanted) -> None:
         """Make the file, or a copy with more space that replaces it."""
         with locks.new_file(self.chunk.path, space.file) as new:
-            target = Target(new, is_wanted)
+            target = OpenOutput(new, is_wanted)
             parts = self._fill(target, space)
             self._write_parts(target, parts, in_hulls=True)
         self.chunk.is_changed = True
         self._note_written(parts, space.file)
 
-    def _write_parts(self, target: Target, parts: Sequence[Part], *, in_hulls: bool) -> None:
+    def _write_parts(
+        self, target: OpenOutput, parts: Sequence[PlacedElements], *, in_hulls: bool
+    ) -> None:
         """Write parts, in hulls if that is allowed and faster."""
         in_hulls &= self._plan.in_hulls
         write_file.write_all(target, self._layout, parts, in_hulls=in_hulls)
@@ -178,28 +180,28 @@ class WritableFile(ABC, Generic[SelectionPlan]):
         fill_value: Array = np.full(1, self.chunk.fill_value, self._layout.dtype)
         return as_bytes(encode_array(fill_value, self._layout.stored_dtype))
 
-    def _note_written(self, parts: Sequence[Part], old: LockedFile | None) -> None:
+    def _note_written(self, parts: Sequence[PlacedElements], old: LockedFile | None) -> None:
         """Note what was written, and the length of the file before."""
         num_elements = sum([part.elements.size for part in parts])
         self.chunk.num_bytes = num_elements * self._layout.item_size
         self.chunk.num_bytes_before = old.num_bytes if old else 0
 
 
-class ChunkFile(WritableFile[Plan]):
+class ChunkFile(WritableFile[RunPlan]):
     """The file of a chunk, which has space for all of it."""
 
-    def _make_plan(self) -> WritePlan[Plan]:
-        runs = plan_of(self.chunk.item.selection, self._layout, self._batch.drop_axes, gap=0)
+    def _make_plan(self) -> WritePlan[RunPlan]:
+        runs = plan_of(self.chunk.item.selection, self._layout, self._batch.drop_axes, max_gap=0)
         in_hulls = write_file.are_faster_in_hulls([runs], self._layout.item_size)
         return WritePlan(runs, self._elements_of(shape_of(runs.axes)), in_hulls)
 
-    def _find_space(self, file: LockedFile) -> Space:
+    def _find_space(self, file: LockedFile) -> SlotCheck:
         if file.num_bytes != self._layout.num_bytes:
             self._layout.check_length(file.num_bytes, name_of_chunk(self.chunk.item.byte_getter))
-        return Space(file, [Part(self._plan.runs, self._plan.elements)])
+        return SlotCheck(file, [PlacedElements(self._plan.runs, self._plan.elements)])
 
-    def _fill(self, new: Target, old: Space) -> Sequence[Part]:  # there is none
+    def _fill(self, new: OpenOutput, old: SlotCheck) -> Sequence[PlacedElements]:  # there is none
         span = range(self._layout.num_bytes)
         locks.set_length(new.descriptor, len(span))
         write_file.fill_span(new, self._stored_fill_value(), span)
-        return [Part(self._plan.runs, self._plan.elements)]
+        return [PlacedElements(self._plan.runs, self._plan.elements)]

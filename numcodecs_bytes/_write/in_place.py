@@ -11,14 +11,14 @@ import logging
 import time
 from collections.abc import Sequence
 
-from numcodecs_bytes._host.names import add_name, name_of_chunk
-from numcodecs_bytes._host.threads import IsWanted
-from numcodecs_bytes._host.workers import num_threads_for
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.shards import ShardLayout
+from numcodecs_bytes._runtime.threads import IsWanted
+from numcodecs_bytes._runtime.workers import num_threads_for
 from numcodecs_bytes._write.chunk_file import ChunkFile, WriteBatch
-from numcodecs_bytes._write.chunks import ChunkWrite, write_each
+from numcodecs_bytes._write.chunk_write import ChunkWrite, write_each
 from numcodecs_bytes._write.shard_file import ShardFile
+from numcodecs_bytes._zarr_api.names import add_name, name_of_chunk
 
 # A write that waits for a lock tries again after one sixteenth of the time it has waited, within
 # these limits. A try takes 0.2 ms. With a quarter of the time, some of eight writers of strides got

@@ -15,19 +15,19 @@ import numpy as np
 
 from numcodecs_bytes._core.copy import as_bytes
 from numcodecs_bytes._core.dtypes import Array, UInt64Array
-from numcodecs_bytes._host.zarr_versions import encode_index
+from numcodecs_bytes._plan.out_selections import OutSelection, mesh
 from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._plan.places import Place, mesh
 from numcodecs_bytes._plan.plan import plan_axes
 from numcodecs_bytes._plan.selection import Axis
-from numcodecs_bytes._plan.shards import MISSING, AnyShardPlan, ShardLayout, ShardPoints
+from numcodecs_bytes._plan.shards import MISSING, AnyShardPlan, ShardLayout, ShardPointsPlan
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.shard_index import index_of
 from numcodecs_bytes._write import locks, write_file
-from numcodecs_bytes._write.chunk_file import Space, WritableFile, WriteBatch, WritePlan
-from numcodecs_bytes._write.chunks import ChunkWrite
+from numcodecs_bytes._write.chunk_file import SlotCheck, WritableFile, WriteBatch, WritePlan
+from numcodecs_bytes._write.chunk_write import ChunkWrite
 from numcodecs_bytes._write.locks import LockedFile
-from numcodecs_bytes._write.write_file import Part, Target
+from numcodecs_bytes._write.write_file import OpenOutput, PlacedElements
+from numcodecs_bytes._zarr_api.versions import encode_index
 
 
 class ShardFile(WritableFile[AnyShardPlan]):
@@ -41,34 +41,39 @@ class ShardFile(WritableFile[AnyShardPlan]):
 
     def _make_plan(self) -> WritePlan[AnyShardPlan]:
         selection, item_size = self.chunk.item.selection, self._layout.item_size
-        selected = self._shard.plan_of(selection, self._batch.drop_axes, gap=0)
-        if isinstance(selected, ShardPoints):
+        selected = self._shard.plan_of(selection, self._batch.drop_axes, max_gap=0)
+        if isinstance(selected, ShardPointsPlan):
             # Where they are in most complete shards, as if the file were an axis of bytes.
             numbers = np.ravel_multi_index(selected.coordinates, self._shard.grid_shape)
             points = Axis(numbers * self._layout.num_bytes + selected.offsets, 1, 0)
-            plans = [plan_axes((points,), item_size, gap=0)]
+            plans = [plan_axes((points,), item_size, max_gap=0)]
         else:
             plans = selected.plans
         in_hulls = write_file.are_faster_in_hulls(plans, item_size)
         return WritePlan(selected, self._elements_of(selected.shape), in_hulls)
 
-    def _find_space(self, file: LockedFile) -> Space:
+    def _find_space(self, file: LockedFile) -> SlotCheck:
         raw = np.empty(self._shard.index_bytes, np.uint8)
         files.read_exactly(file.descriptor, self._shard.index_start(file.num_bytes), raw.data)
         index = index_of(self._shard, raw)
         end = self._check_index(index, file.num_bytes)
         return self._space(file, index, end)
 
-    def _space(self, file: LockedFile | None, index: UInt64Array, end: int) -> Space:
+    def _space(self, file: LockedFile | None, index: UInt64Array, end: int) -> SlotCheck:
         """Return what has space in a file, in its order, and what has none."""
         found = self._plan.runs.inner_chunks(index, 0, end)
-        parts = [Part(runs, self._at(place), start) for runs, start, place in found.present]
+        parts = [
+            PlacedElements(runs, self._at(out_selection), start)
+            for runs, start, out_selection in found.present
+        ]
         parts.sort(key=operator.attrgetter("start"))
-        return Space(file, parts, [self._at(place) for place in found.missing], index, end)
+        return SlotCheck(
+            file, parts, [self._at(out_selection) for out_selection in found.missing], index, end
+        )
 
-    def _at(self, place: Place) -> Array:
+    def _at(self, out_selection: OutSelection) -> Array:
         """Return the elements at a place in the selection."""
-        return self._plan.elements[(*mesh(place, self._plan.elements.shape), ...)]
+        return self._plan.elements[(*mesh(out_selection, self._plan.elements.shape), ...)]
 
     def _check_index(self, index: UInt64Array, num_bytes: int) -> int:
         """Return where the inner chunks of a shard of `num_bytes` end; raise if it is unusual."""
@@ -87,7 +92,7 @@ class ShardFile(WritableFile[AnyShardPlan]):
             )
         return end
 
-    def _fill(self, new: Target, old: Space) -> Sequence[Part]:
+    def _fill(self, new: OpenOutput, old: SlotCheck) -> Sequence[PlacedElements]:
         shard, length, data_start = self._shard, self._layout.num_bytes, self._data_start
         fill_value = self._stored_fill_value()
         index, end = np.full((*shard.grid_shape, 2), MISSING, np.uint64), data_start

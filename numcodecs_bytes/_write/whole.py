@@ -16,14 +16,14 @@ from zarr.core.buffer import cpu
 from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import AnyDType, Array
 from numcodecs_bytes._core.invalid_bytes import has_invalid_bytes
-from numcodecs_bytes._host.threads import MAX_FILE_THREADS, IsWanted, num_cores
-from numcodecs_bytes._host.zarr_versions import concurrency
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave
 from numcodecs_bytes._plan.plan import plan_of, split
-from numcodecs_bytes._write.chunks import ChunkWrite, ValuesError, write_each
-from numcodecs_bytes._write.write_file import Target, make_file, raise_if_cancelled, write_runs
+from numcodecs_bytes._runtime.threads import MAX_FILE_THREADS, IsWanted, num_cores
+from numcodecs_bytes._write.chunk_write import ChunkWrite, ValuesError, write_each
+from numcodecs_bytes._write.write_file import OpenOutput, make_file, raise_if_cancelled, write_runs
+from numcodecs_bytes._zarr_api.versions import concurrency
 
 # Whole chunks of at least this size are written by two threads per core. On tmpfs and two cores,
 # two took 0.6 of the time of one with 128 KiB, 0.5 with 1 MiB, 0.8 to 1 with 64 KiB, and 1.2 with
@@ -77,7 +77,7 @@ def _elements_of(chunk: ChunkWrite, array: Array, drop_axes: tuple[int, ...]) ->
     spec, elements = chunk.item.spec, array
     try:
         if array.shape:  # else it is a single value for all elements
-            elements = array[chunk.place]
+            elements = array[chunk.out_selection]
             elements = np.expand_dims(elements, drop_axes) if drop_axes else elements
         if elements.shape == spec.shape:
             return elements
@@ -121,9 +121,9 @@ def _blocks_of(elements: Array, layout: Layout) -> Iterable[Array]:
     most = constants.GROUP_BYTES if is_transposed else constants.BLOCK_BYTES
     if is_plain or layout.num_bytes <= most:
         return [as_stored]
-    plan = plan_of(tuple([slice(0, size) for size in layout.shape]), layout, gap=0)
+    plan = plan_of(tuple([slice(0, size) for size in layout.shape]), layout, max_gap=0)
     pieces = split(plan, layout.item_size)
-    return (elements[place].transpose(piece.stored_axes) for place, piece in pieces)
+    return (elements[out_selection].transpose(piece.stored_axes) for out_selection, piece in pieces)
 
 
 def _replace_file(
@@ -131,7 +131,7 @@ def _replace_file(
 ) -> None:
     """Write a file beside the chunk, and give it the chunk's name."""
     name = path + suffix
-    target = Target(make_file(name), is_wanted)
+    target = OpenOutput(make_file(name), is_wanted)
     try:
         try:
             start = 0

@@ -17,17 +17,17 @@ import numpy as np
 from numcodecs_bytes._core import slow_copies
 from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import AnyDType, Array, UInt8Array
-from numcodecs_bytes._host.threads import IsWanted
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.places import Place, mesh
-from numcodecs_bytes._plan.plan import Plan, plan_axes, split
+from numcodecs_bytes._plan.out_selections import OutSelection, mesh
+from numcodecs_bytes._plan.plan import RunPlan, plan_axes, split
+from numcodecs_bytes._runtime.threads import IsWanted
 from numcodecs_bytes._sources import files
 
 # Runs are written one by one, unless there are more than this many for each hull over gaps of up to
 # GAP_BYTES: then the hulls are rewritten. With a gap of 8 KiB, a run takes 1.1 us in memory (tmpfs)
 # and 5.5 on ext4, the bytes around it 1.5 and 0.8. Fewer runs are not worth the exclusive lock.
-REWRITE_FROM = 8
+MIN_RUNS_PER_HULL = 8
 
 # How often in a row a file system may write nothing, without an error.
 MAX_EMPTY_WRITES = 10
@@ -44,7 +44,7 @@ def make_file(name: str) -> int:
 
 
 @dataclass(slots=True)
-class Target:
+class OpenOutput:
     """An open file that is written to."""
 
     descriptor: int
@@ -52,15 +52,15 @@ class Target:
     is_changed: bool = False  # whether something has been written
 
 
-class Part(NamedTuple):
+class PlacedElements(NamedTuple):
     """What is written to a chunk, or to an inner chunk of a shard."""
 
-    runs: Plan  # where the selected elements are, without gaps
+    runs: RunPlan  # where the selected elements are, without gaps
     elements: Array  # the values, in the dtype of the chunk and the shape of the selection
     start: int = 0  # the offset of the chunk in the file, in bytes
 
 
-def are_faster_in_hulls(plans: Sequence[Plan], item_size: int) -> bool:
+def are_faster_in_hulls(plans: Sequence[RunPlan], item_size: int) -> bool:
     """Whether it is faster to rewrite all hulls than to write the runs of plans without gaps."""
     num_runs, num_hulls = 0, 0
     num_in = dict[int, int]()  # many inner chunks have the same plan
@@ -68,21 +68,23 @@ def are_faster_in_hulls(plans: Sequence[Plan], item_size: int) -> bool:
         if id(runs) not in num_in:
             num_in[id(runs)] = _hulls_of(runs, item_size).num_runs
         num_runs, num_hulls = num_runs + runs.num_runs, num_hulls + num_in[id(runs)]
-    return num_runs > REWRITE_FROM * num_hulls
+    return num_runs > MIN_RUNS_PER_HULL * num_hulls
 
 
-def _hulls_of(runs: Plan, item_size: int) -> Plan:
+def _hulls_of(runs: RunPlan, item_size: int) -> RunPlan:
     """Return the hulls around runs, over gaps of up to `constants.GAP_BYTES`; few are their own."""
-    return runs if runs.num_runs <= REWRITE_FROM else plan_axes(runs.axes, item_size)
+    return runs if runs.num_runs <= MIN_RUNS_PER_HULL else plan_axes(runs.axes, item_size)
 
 
-def elements_of(values: Any, place: Place, layout: Layout, shape: tuple[int, ...]) -> Array:
+def elements_of(
+    values: Any, out_selection: OutSelection, layout: Layout, shape: tuple[int, ...]
+) -> Array:
     """Return the values at a place as elements of a chunk, in the shape of its selection.
 
     They are broadcast as NumPy would assign them.
     """
     if values.shape != ():
-        values = values[place]
+        values = values[out_selection]
     if not shape:  # to a single element, NumPy assigns a masked value as NaN, or raises an error
         element: Array = np.empty(1, layout.dtype)
         element[0] = values
@@ -97,36 +99,40 @@ def elements_of(values: Any, place: Place, layout: Layout, shape: tuple[int, ...
     return np.broadcast_to(values, shape)
 
 
-def write_all(target: Target, layout: Layout, parts: Sequence[Part], *, in_hulls: bool) -> None:
+def write_all(
+    target: OpenOutput, layout: Layout, parts: Sequence[PlacedElements], *, in_hulls: bool
+) -> None:
     """Write to chunks in a file, in blocks that stay in the CPU cache."""
-    hulls: dict[int, Plan] = {}  # many inner chunks have the same plan
+    hulls: dict[int, RunPlan] = {}  # many inner chunks have the same plan
     for runs, elements, start in parts:
         if in_hulls and id(runs) not in hulls:
             hulls[id(runs)] = _hulls_of(runs, layout.item_size)
-        for place, piece in split(hulls.get(id(runs), runs), layout.item_size):
+        for out_selection, piece in split(hulls.get(id(runs), runs), layout.item_size):
             raise_if_cancelled(target.is_wanted)
             starts = piece.starts(start).tolist()
-            _write_piece(target, elements[(*place, ...)], piece, starts, layout.stored_dtype)
+            _write_piece(
+                target, elements[(*out_selection, ...)], piece, starts, layout.stored_dtype
+            )
 
 
 def _write_piece(
-    target: Target, elements: Array, plan: Plan, starts: Sequence[int], stored: AnyDType
+    target: OpenOutput, elements: Array, plan: RunPlan, starts: Sequence[int], stored: AnyDType
 ) -> None:
     """Write elements to runs or hulls that begin at `starts` in the file."""
-    if plan.is_solid:
+    if plan.is_dense:
         raw = as_bytes(encode_array(elements.transpose(plan.stored_axes), stored))
     else:
         raw = _block_between(starts[0], starts[0], plan.num_bytes)
-        if plan.gap:  # else all bytes are selected, some of them more than once
+        if plan.max_gap:  # else all bytes are selected, some of them more than once
             files.read_runs_into(target.descriptor, starts, raw.data)
         shape, strides = plan.window_shape, plan.window_strides
         window: Array = np.ndarray(shape, stored, raw, 0, strides)
-        index = mesh(plan.window_index, shape) if plan.needs_index else ...
+        index = mesh(plan.take_index, shape) if plan.needs_take else ...
         window[index] = encode_array(elements, stored)
     write_runs(target, raw, starts, plan.length)
 
 
-def write_runs(target: Target, raw: UInt8Array, starts: Sequence[int], length: int) -> None:
+def write_runs(target: OpenOutput, raw: UInt8Array, starts: Sequence[int], length: int) -> None:
     """Write runs of one length, which `raw` holds end to end."""
     view, pwrite = raw.data, os.pwrite
     descriptor, is_wanted = target.descriptor, target.is_wanted
@@ -146,7 +152,7 @@ def write_runs(target: Target, raw: UInt8Array, starts: Sequence[int], length: i
         target.is_changed = True
 
 
-def _write_through_block(target: Target, run: memoryview, start: int) -> None:
+def _write_through_block(target: OpenOutput, run: memoryview, start: int) -> None:
     """Write a run from memory that begins where that is fast."""
     block = _block_between(run, start, min(len(run), constants.BLOCK_BYTES))
     for first in range(0, len(run), len(block)):
@@ -160,7 +166,7 @@ def _block_between(source: slow_copies.Position, target: int, num_bytes: int) ->
     return np.asarray(files.new_memory(num_bytes, slow_copies.begin_between(source, target)))
 
 
-def fill_span(target: Target, repeated: UInt8Array, span: range) -> None:
+def fill_span(target: OpenOutput, repeated: UInt8Array, span: range) -> None:
     """Fill a range of a new file with repeated bytes; zeros take no space."""
     if not repeated.any():
         return
@@ -170,7 +176,7 @@ def fill_span(target: Target, repeated: UInt8Array, span: range) -> None:
         write_runs(target, raw, [start], len(raw))
 
 
-def copy_span(source: int, target: Target, span: range) -> None:
+def copy_span(source: int, target: OpenOutput, span: range) -> None:
     """Copy a range of a file to the same offset in a new one, where zeros take no space."""
     block = _block_between(span.start, span.start, constants.BLOCK_BYTES)
     for start in range(span.start, span.stop, len(block)):

@@ -66,7 +66,7 @@ def write_part(name):
     return array[...]
 
 
-def result_of(function, *arguments):
+def value_or_error(function, *arguments):
     """Return the digest of an array, or the name of the error."""
     try:
         values = np.asarray(function(*arguments))
@@ -86,21 +86,23 @@ if MODE == "alone":
             zarr.create_array(FOLDER / name, shape=DATA.shape, **made)[...] = DATA
 elif MODE == "unguarded":
     with contextlib.suppress(Exception):  # then the package steps aside
-        from numcodecs_bytes._host import zarr_versions
+        from numcodecs_bytes._zarr_api import versions
 
-        zarr_versions.check_class = lambda *_: None
-        from numcodecs_bytes._host import own_bugs
+        versions.check_class = lambda *_: None
+        from numcodecs_bytes._runtime import own_bugs
 
         own_bugs.is_caught = False
 setting("stores_with_ranges", [Ranges])
 setting("max_gap_bytes", 0)
 RESULTS = {
-    f"{kind.__name__}, {name}, {what}": result_of(lambda k=kind, n=name, r=read: r(opened(n, k)))
+    f"{kind.__name__}, {name}, {what}": value_or_error(
+        lambda k=kind, n=name, r=read: r(opened(n, k))
+    )
     for kind in (zarr.storage.LocalStore, Ranges)
     for name in SETTINGS
     for what, read in SELECTIONS.items()
 }
 for in_place in (False, True):
     with setting("write_in_place", in_place):
-        RESULTS |= {f"write, {in_place}, {n}": result_of(write_part, n) for n in SETTINGS}
+        RESULTS |= {f"write, {in_place}, {n}": value_or_error(write_part, n) for n in SETTINGS}
 print(json.dumps(RESULTS))

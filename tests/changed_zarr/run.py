@@ -125,7 +125,7 @@ def try_change(change):
 def try_typed_config():
     """Return the lines that say what is wrong with a config of another kind."""
     ours = "numcodecs_bytes.zarr_pipeline.{}BytesPipeline".format
-    choices = [{}, {"ZARR_CODECS__BYTES": "numcodecs_bytes.zarr.BytesCodec"}]
+    choices = [{}, {"ZARR_CODECS__BYTES": "numcodecs_bytes.zarr_codec.BytesCodec"}]
     choices += [{"ZARR_CODEC_PIPELINE__PATH": ours(kind)} for kind in ("Batched", "Fused")]
     wrong = []
     with tempfile.TemporaryDirectory() as work:

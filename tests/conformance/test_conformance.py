@@ -28,7 +28,7 @@ from helpers import (
 )
 from peers import PEERS, peer_or_skip
 
-from numcodecs_bytes.zarr import BytesCodec
+from numcodecs_bytes.zarr_codec import BytesCodec
 
 pytestmark = [
     ignore_unstable_data_types,

@@ -8,7 +8,7 @@ from data_types import CASES, ENDIANS
 from helpers import decode_chunk, encode_chunk
 from zarr.core.buffer import gpu
 
-from numcodecs_bytes.zarr import BytesCodec
+from numcodecs_bytes.zarr_codec import BytesCodec
 
 NUMBERS = [c for c in CASES if c.dtype.kind in "biufc" and not c.native_only]
 

@@ -9,7 +9,7 @@ import pytest
 from numcodecs_bytes import Bytes
 from numcodecs_bytes._core import copy
 from numcodecs_bytes._core.copy import copy_elements, decode_into, encode_array
-from numcodecs_bytes._core.dtypes import copied_as, stored_dtype
+from numcodecs_bytes._core.dtypes import byteswap_dtype, stored_dtype
 
 SHAPES = [(30, 26), (7, 64, 3), (5, 7, 9, 4)]
 DTYPES = [
@@ -87,7 +87,7 @@ def test_tiles_encode_each_element(dtype, endian):
     for array, _, _ in arrays_in_any_order(dtype):
         for view in (array, np.broadcast_to(array[:1], array.shape)):
             stored = stored_dtype(view.dtype, endian)
-            expected = view.view(copied_as(view.dtype)).astype(stored, order="C")
+            expected = view.view(byteswap_dtype(view.dtype)).astype(stored, order="C")
             assert encode_array(view, stored).tobytes() == expected.tobytes()
             num_tiled += is_tiled(np.empty(view.shape, stored), view)
     assert num_tiled >= 10
@@ -102,10 +102,10 @@ def test_tiles_decode_each_element_and_change_nothing_else(dtype, endian):
         if copy.is_column_major(out):
             continue  # is filled column by column
         stored = stored_dtype(out.dtype, endian)
-        elements = values.view(copied_as(out.dtype)).astype(stored, order="C")
+        elements = values.view(byteswap_dtype(out.dtype)).astype(stored, order="C")
         expected = np.zeros(memory.shape, dtype)
         np.ndarray(  # the same view of other memory
-            out.shape, copied_as(out.dtype), expected, offset_of(out, memory), out.strides
+            out.shape, byteswap_dtype(out.dtype), expected, offset_of(out, memory), out.strides
         )[...] = elements
         decode_into(elements.reshape(-1).view(np.uint8), stored, out)
         assert memory.tobytes() == expected.tobytes()

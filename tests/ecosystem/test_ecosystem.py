@@ -31,7 +31,7 @@ needs_packages = pytest.mark.skipif(
 @pytest.mark.parametrize("package", PROGRAMS)
 def test_programs_end_the_same(package, tmp_path, capsys):
     with_us, alone = run(tmp_path / "with", package), run(tmp_path / "alone", package, "alone")
-    assert (with_us["codec"], alone["codec"]) == ("numcodecs_bytes.zarr", "zarr.codecs.bytes")
+    assert (with_us["codec"], alone["codec"]) == ("numcodecs_bytes.zarr_codec", "zarr.codecs.bytes")
     assert with_us["values"] == alone["values"]
     assert not [value for value in alone["values"].values() if "Error" in value]
     read_in_part = {name for name, num in with_us["row_bytes"].items() if num < MAX_ROW_BYTES}

@@ -24,9 +24,9 @@ import numcodecs_bytes
 SHAPE, CHUNK = (160, 120), (64, 48)
 SMALL = {
     "LATENCY_BYTES": 400,
-    "PIECE_BYTES": 1500,
-    "BESIDE_BYTES": 16,
-    "WORTH_BYTES": 0,
+    "MIN_SUBRANGE_BYTES": 1500,
+    "MAX_SIBLING_GAP": 16,
+    "MIN_SAVED_BYTES": 0,
     "PATIENCE_SECONDS": 60,  # however busy the machine is; less of it: test_named_stores.py
 }
 

@@ -43,7 +43,7 @@ from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 from zarr.registry import get_codec_class
 
-from numcodecs_bytes._host import threads
+from numcodecs_bytes._runtime import threads
 from numcodecs_bytes._sources import store_states
 
 CHUNKS = (8, 16)
@@ -585,7 +585,7 @@ store = folder if kind == "files" else Dict()
 array = zarr.create_array(store, shape=(4, 1 << 18), chunks=(1, 1 << 18), dtype="f8",
     compressors=checksums, serializer={"name": "bytes", "configuration": {"endian": "big"}})
 array = zarr.open_array(store)
-assert type(array.metadata.codecs[0]).__module__ == "numcodecs_bytes.zarr"
+assert type(array.metadata.codecs[0]).__module__ == "numcodecs_bytes.zarr_codec"
 data = np.arange(4.0 * (1 << 18)).reshape(4, -1)
 
 def write():

@@ -29,13 +29,13 @@ from helpers import (
 from zarr.codecs import Crc32cCodec, ShardingCodec, TransposeCodec
 
 import numcodecs_bytes
-from numcodecs_bytes._host.zarr_versions import COPIES_SWAP_BYTES
-from numcodecs_bytes.zarr import BytesCodec
+from numcodecs_bytes._zarr_api.versions import COPIES_SWAP_BYTES
+from numcodecs_bytes.zarr_codec import BytesCodec
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Numcodecs codecs are not in the Zarr version 3")
 HAS_CAST = module_or_none("cast_value_rs") is not None and hasattr(zarr.codecs, "CastValue")
 DTYPES = ["i1", "u1", "<i2", ">i2", "<u2", ">i4", "<u4", "<i8", "<f2", "<f4", ">f4", "<f8", ">f8"]
-OURS = {"codecs.bytes": "numcodecs_bytes.zarr.BytesCodec"}
+OURS = {"codecs.bytes": "numcodecs_bytes.zarr_codec.BytesCodec"}
 SEEDS, NUM_ROUNDS = range(3 if EVERYTHING else 1), 12
 # Why zarr reads some of these arrays itself, and what it then raises an error for.
 LEFT = {"numcodecs.fixedscaleoffset is followed by transpose"}
@@ -280,8 +280,8 @@ def test_random_selections(tmp_path, set_constants, layout, seed):
     for rng, made in arrays(tmp_path, layout, seed):
         set_constants(
             BLOCK_BYTES=rng.choice([1, 30, 1 << 20]),
-            WORTH_BYTES=rng.choice([1, 1 << 16]),
-            PIECE_BYTES=rng.choice([1, 100, 1 << 21]),
+            MIN_SAVED_BYTES=rng.choice([1, 1 << 16]),
+            MIN_SUBRANGE_BYTES=rng.choice([1, 100, 1 << 21]),
         )
         expected = made.open(made.path, PIPELINES[0])
         for store in (made.path, CountingStore(made.path)):

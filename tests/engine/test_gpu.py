@@ -37,9 +37,10 @@ from test_shards import open_stores
 from zarr.core.buffer import gpu as zarr_gpu
 
 import numcodecs_bytes
-from numcodecs_bytes._host import gpu, own_bugs, threads
+from numcodecs_bytes._gpu import buffers, staging
 from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._sources import files, through_host
+from numcodecs_bytes._runtime import own_bugs, threads
+from numcodecs_bytes._sources import files
 
 # zarr's own codecs say so of checksums.
 pytestmark = pytest.mark.filterwarnings(
@@ -62,8 +63,8 @@ def in_buffers_of(monkeypatch):
     """Return a function that sets the size of buffers."""
 
     def change(num_bytes):
-        monkeypatch.setattr(gpu, "BUFFER_BYTES", num_bytes)
-        monkeypatch.setattr(gpu, "_buffers", gpu._Buffers())
+        monkeypatch.setattr(buffers, "BUFFER_BYTES", num_bytes)
+        monkeypatch.setattr(buffers, "_buffers", buffers._Buffers())
 
     return change
 
@@ -137,7 +138,7 @@ class TestReads:
                 got, totals = traced(read)
                 assert_equal(got, expected, which)
                 assert_equal(got, expect(values).astype(expected.dtype), which)
-                if gpu.BUFFER_BYTES == 1 << 24:
+                if buffers.BUFFER_BYTES == 1 << 24:
                     assert totals == totals_on_host, which
 
     def test_ranges_arrive_in_host_memory(self, tmp_path, monkeypatch):
@@ -349,7 +350,7 @@ class TestWrites:
         }[kind]
         for endian in ENDIANS if kind != "v2" else ("little",):
             if kind != "v2":
-                settings["serializer"] = numcodecs_bytes.zarr.BytesCodec(endian=endian)
+                settings["serializer"] = numcodecs_bytes.zarr_codec.BytesCodec(endian=endian)
             with zarr.config.set({"numcodecs_bytes.write_in_place": mode}):
                 on_gpu, expected = write_both(tmp_path / endian, settings, selections)
             assert files_of(on_gpu) == files_of(expected)
@@ -406,7 +407,7 @@ class TestWrites:
         written, other = (on_host(lambda n=n: create(tmp_path / n, **settings)) for n in "ab")
         on_host(lambda: written.set_basic_selection(..., 1))
         on_host(lambda: other.set_basic_selection(..., 9))
-        monkeypatch.setattr(threads, "LAST_SECONDS", 0.01)
+        monkeypatch.setattr(threads, "CANCEL_GRACE_SECONDS", 0.01)
         begun, may_go_on, ended, pwrite = (*[threading.Event() for _ in range(3)], os.pwrite)
 
         def wait(*args):
@@ -482,7 +483,7 @@ class TestHostMemory:
 
         with monkeypatch.context() as patched:
             patched.setattr(standin_cupy.cuda, "PinnedMemory", fail)
-            for _ in range(gpu.MAX_BUFFERS + 1):
+            for _ in range(buffers.MAX_BUFFERS + 1):
                 with pytest.raises(AttributeError):
                     array[:]
         page_locked, _ = memory_of(lambda: array[:])
@@ -499,7 +500,7 @@ class TestHostMemory:
 
     def test_of_all_threads_together(self, array, monkeypatch):
         """24 threads read at once, of which some fail."""
-        assert gpu.MAX_BUFFERS * (1 << 24) == 256 * MIB
+        assert buffers.MAX_BUFFERS * (1 << 24) == 256 * MIB
         wrong, set_ = [], standin_cupy.ndarray.set
 
         def fail_at_times(self, array, stream=None):
@@ -525,13 +526,13 @@ class TestHostMemory:
                 thread.join()
 
         page_locked, _ = memory_of(read_together)
-        assert MIB <= page_locked <= gpu.MAX_BUFFERS * MIB
+        assert MIB <= page_locked <= buffers.MAX_BUFFERS * MIB
         assert not wrong
-        assert len(gpu._buffers._unused) == gpu.MAX_BUFFERS  # each was given back
+        assert len(buffers._buffers._unused) == buffers.MAX_BUFFERS  # each was given back
 
     def test_reads_wait_for_each_other(self, array, monkeypatch):
-        monkeypatch.setattr(gpu, "MAX_BUFFERS", 1)
-        monkeypatch.setattr(gpu, "_buffers", gpu._Buffers())
+        monkeypatch.setattr(buffers, "MAX_BUFFERS", 1)
+        monkeypatch.setattr(buffers, "_buffers", buffers._Buffers())
 
         async def read_together():
             async_array = array.async_array
@@ -546,14 +547,14 @@ class TestHostMemory:
 
     def test_a_read_does_not_wait_for_ever(self, array, monkeypatch):
         """Other reads may: for a store that does not answer, or in a stopped event loop."""
-        monkeypatch.setattr(gpu._buffers, "_unused", [])
+        monkeypatch.setattr(buffers._buffers, "_unused", [])
         assert (array[:9].get() == 1).all()
-        assert gpu._buffers._unused == []
+        assert buffers._buffers._unused == []
 
     @pytest.mark.parametrize("in_other_loop", [False, True])
     def test_it_is_freed_when_it_is_not_used(self, array, monkeypatch, in_other_loop):
         """Also if the event loop has ended before, and nothing else is read."""
-        monkeypatch.setattr(gpu, "IDLE_SECONDS", 0.05)
+        monkeypatch.setattr(buffers, "IDLE_SECONDS", 0.05)
         counted = standin_cupy.PinnedMemory.counted
         for _ in range(3):
             if in_other_loop:
@@ -643,7 +644,7 @@ class TestIfSomethingFails:
         def fail(*_, **__):
             raise AttributeError("a CuPy that is not as we know it")
 
-        monkeypatch.setattr(through_host, name, fail)
+        monkeypatch.setattr(staging, name, fail)
         monkeypatch.setattr(own_bugs, "_logged", set())
         array[:] = standin_cupy.asarray(np.full((8, 8), 2, np.float32))
         array[2:5, 1:7] = standin_cupy.asarray(np.full((3, 6), 3, np.float32))

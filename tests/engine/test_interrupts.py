@@ -19,7 +19,7 @@ from helpers import EVERYTHING, create, run_python
 
 import numcodecs_bytes
 from numcodecs_bytes import SyncReader
-from numcodecs_bytes._host import own_bugs
+from numcodecs_bytes._runtime import own_bugs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*specification")
 DATA = np.arange(64.0 * 600).reshape(64, 600)
@@ -101,7 +101,7 @@ def at_line(number, function, names="numcodecs_bytes."):
 
     def at_calls(frame, *_):
         name = frame.f_globals["__name__"]
-        is_callback = name == "numcodecs_bytes._host.threads"
+        is_callback = name == "numcodecs_bytes._runtime.threads"
         is_finaliser = name.endswith(".store_states") and frame.f_code.co_name == "<lambda>"
         is_passed = name.startswith(names) and not (is_callback or is_finaliser)
         return at_lines if is_passed else None
@@ -388,8 +388,8 @@ assert repr(numcodecs_bytes.SyncReader(array)).endswith("read directly>"), array
     [
         ("numcodecs_bytes.zarr_pipeline", "<module>"),
         ("numcodecs_bytes._pipeline.pipelines", "use_by_default"),
-        ("numcodecs_bytes._host.defaults", "check_version"),
-        ("numcodecs_bytes.zarr", "<module>"),
+        ("numcodecs_bytes._zarr_api.defaults", "check_version"),
+        ("numcodecs_bytes.zarr_codec", "<module>"),
     ],
     ids=lambda where: where[0],
 )

@@ -30,7 +30,7 @@ from zarr.core.buffer import cpu
 
 import numcodecs_bytes
 from numcodecs_bytes._core.dtypes import LengthError
-from numcodecs_bytes._host import threads
+from numcodecs_bytes._runtime import threads
 from numcodecs_bytes._sources import files, stores
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
@@ -180,7 +180,7 @@ class TestSystems:
         """Several threads must not share the position in a file."""
         for name in lacks:
             monkeypatch.delattr(os, name, raising=False)
-        set_constants(PROBE_FROM=1, GAP_BYTES=30)
+        set_constants(MIN_RUNS_TO_PROBE=1, GAP_BYTES=30)
         for num in (1, 4):
             with use_threads(num):
                 assert_reads(opened(folder))
@@ -191,7 +191,7 @@ class TestSystems:
         r"""On Windows, long paths begin with \\\\?\\, and then have no slashes."""
         store = opened(folder).store
         monkeypatch.setattr(os, "sep", "\\")
-        assert stores.locator_of(store)("a/c/0").open.args[0] == rf"{folder}\a\c\0"
+        assert stores.locator_for(store)("a/c/0").open.args[0] == rf"{folder}\a\c\0"
 
     @pytest.mark.needs("os.preadv")
     def test_a_short_answer_is_not_the_end_of_a_file(self, folder, monkeypatch, set_constants):
@@ -200,7 +200,7 @@ class TestSystems:
         monkeypatch.setattr(os, "preadv", lambda d, b, at: preadv(d, [b[0][:50]], at))
         monkeypatch.setattr(os, "pread", lambda d, num, at: pread(d, min(num, 50), at))
         assert_reads(opened(folder))
-        set_constants(DIRECT_BYTES=0)
+        set_constants(MIN_READINTO_BYTES=0)
         assert_reads(opened(folder))
 
     def test_a_file_that_can_t_be_read_is_zarr_s(self, folder, calls):

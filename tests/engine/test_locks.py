@@ -451,7 +451,9 @@ class TestWaiting:
         self, array, chunk, monkeypatch, answers
     ):
         """Its caller may change the values, which must not be written once the disk answers."""
-        monkeypatch.setattr("numcodecs_bytes._host.threads.LAST_SECONDS", 60 if answers else 0.01)
+        monkeypatch.setattr(
+            "numcodecs_bytes._runtime.threads.CANCEL_GRACE_SECONDS", 60 if answers else 0.01
+        )
         values, pwrite = np.full((8, 2), 5.0, ">f8"), os.pwrite
         is_writing, has_answer = threading.Event(), threading.Event()
 

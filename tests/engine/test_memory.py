@@ -173,7 +173,7 @@ class TestWhatIsCached:
 
         def plan_columns():
             for layout, column in itertools.product(layouts, range(num_columns)):
-                of_column = plan.plan_of((slice(0, num_rows), column), layout, gap=0)
+                of_column = plan.plan_of((slice(0, num_rows), column), layout, max_gap=0)
                 assert len(of_column.starts()) == num_rows
 
         check_cached(plan_columns, most)

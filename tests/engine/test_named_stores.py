@@ -372,7 +372,7 @@ class TestLostConnections:
 
 
 def test_an_error_before_zarr_reads_its_share(tmp_path):
-    """With one request at a time: "coroutine 'ReadsParts._read_left' was never awaited"."""
+    """With one request at a time: "coroutine 'PartialReadMixin._read_left' was never awaited"."""
     zarr.create_array(tmp_path, data=FLAT[:80], chunks=(40,), compressors=None)
     array = zarr.open_array(Answering(tmp_path), mode="r")
     array.store.answer = lambda *_: fail(RuntimeError("lost"))

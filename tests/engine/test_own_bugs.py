@@ -13,7 +13,7 @@ import zarr
 from helpers import ZARR_ALONE, CountingStore, create, ranges_from
 
 import numcodecs_bytes
-from numcodecs_bytes._host import own_bugs
+from numcodecs_bytes._runtime import own_bugs
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
 DATA = np.arange(64.0).reshape(8, 8)
@@ -67,7 +67,9 @@ def test_zarr_reads_what_we_can_t(array, broken, caplog, error):
     assert record.exc_info[0] is error
 
 
-@pytest.mark.parametrize("place", ["_pipeline.reads.chunk_reads", "_read.chunks.ChunkRead.trace"])
+@pytest.mark.parametrize(
+    "place", ["_pipeline.reads.chunk_reads", "_read.chunk_read.ChunkRead.trace"]
+)
 def test_a_mistake_before_or_after_chunks_are_read(array, monkeypatch, caplog, place):
     """It reached the user."""
 
@@ -238,7 +240,7 @@ def test_one_of_several_is_zarr_s(array, monkeypatch, caplog):
             self._note_own_bug(plan.bugs, plan.chunks, error)
         raise ValueError("of both")
 
-    monkeypatch.setattr("numcodecs_bytes._pipeline.reads.ReadsParts._run", fail)
+    monkeypatch.setattr("numcodecs_bytes._pipeline.reads.PartialReadMixin._run", fail)
     with pytest.raises(ValueError, match="of both") as raised:
         array[1]
     assert [record.exc_info[1] for record in caplog.records] == [ours]
@@ -356,7 +358,7 @@ MISTAKES = [
     ("fcntl.flock", np.s_[1:6, ::2]),
     ("numcodecs_bytes._write.whole.encode_array", np.s_[...]),
     ("numcodecs_bytes._write.whole._elements_of", np.s_[...]),
-    ("numcodecs_bytes._write.chunks.Workers", np.s_[...]),
+    ("numcodecs_bytes._write.chunk_write.Workers", np.s_[...]),
 ]
 
 
@@ -394,7 +396,7 @@ class TestWrites:
         def fail(*_args, **_options):
             raise TypeError("a mistake of ours")
 
-        monkeypatch.setattr("numcodecs_bytes._write.chunks.ChunkWrite.trace", fail)
+        monkeypatch.setattr("numcodecs_bytes._write.chunk_write.ChunkWrite.trace", fail)
         with zarr.config.set({IN_PLACE: True}), numcodecs_bytes.trace():
             array[1, 3] = -1
         assert array[1, 3] == -1

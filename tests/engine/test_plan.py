@@ -24,9 +24,9 @@ def apply(plan, raw, layout, start=0):
     window = np.ndarray(
         plan.window_shape, layout.stored_dtype, runs or bytes(4), 0, plan.window_strides
     )
-    if not plan.needs_index:
+    if not plan.needs_take:
         return window
-    along = [np.arange(n)[i] for i, n in zip(plan.window_index, plan.window_shape, strict=True)]
+    along = [np.arange(n)[i] for i, n in zip(plan.take_index, plan.window_shape, strict=True)]
     return window[np.ix_(*along)]
 
 
@@ -61,7 +61,7 @@ def test_plans_and_their_parts_select_what_numpy_selects(set_constants):
         set_constants(
             GAP_BYTES=rng.choice([0, 1, 7, 64, 4096]),
             BLOCK_BYTES=rng.choice([1, 8, 50, 1 << 20]),
-            RUN_BYTES=rng.choice([1, 16, 1 << 7]),
+            RUN_OVERHEAD_BYTES=rng.choice([1, 16, 1 << 7]),
             GROUP_BYTES=0,
         )
         shape = tuple(rng.randint(1, 9) for _ in range(rng.randint(0, 4)))
@@ -84,11 +84,11 @@ def test_plans_and_their_parts_select_what_numpy_selects(set_constants):
                 assert part.memory_bytes <= max(constants.BLOCK_BYTES, 4)
                 out[where] = apply(part, raw, layout, 5)
             np.testing.assert_array_equal(out, expected)
-        if plan.is_solid:
+        if plan.is_dense:
             runs = [raw[s : s + plan.length] for s in plan.starts(5).tolist()]
             stored = np.asarray(expected, BIG_I4).transpose(plan.stored_axes)
             assert b"".join(runs) == stored.tobytes()
-        if plan.gap == 0:
+        if plan.max_gap == 0:
             read = {b for s in plan.starts().tolist() for b in range(s, s + plan.length)}
             selected = apply(plan, np.arange(len(raw) // 4, dtype=BIG_I4).tobytes(), layout)
             assert read == {4 * int(k) + b for k in selected.ravel() for b in range(4)}
@@ -127,7 +127,7 @@ def test_a_selection_that_is_moved_to_the_start(selection, moved):
     ids=["whole", "row", "column", "box", "steps", "small gaps", "nothing"],
 )
 def test_what_is_read_of_100_rows_of_10000_bytes(selection, num_runs, length):
-    plan = plan_of(selection, Layout((100, 10_000), U1, U1), gap=1 << 13)
+    plan = plan_of(selection, Layout((100, 10_000), U1, U1), max_gap=1 << 13)
     assert (plan.num_runs, plan.length) == (num_runs, length)
 
 
@@ -142,12 +142,12 @@ def test_dense_points_in_disorder_are_grouped_by_block_and_read_once(set_constan
 
 def test_parts_follow_each_other_in_the_file(set_constants):
     """Files are read in their order, however the axes of a chunk are stored."""
-    set_constants(BLOCK_BYTES=1 << 4, RUN_BYTES=1, GROUP_BYTES=0)
+    set_constants(BLOCK_BYTES=1 << 4, RUN_OVERHEAD_BYTES=1, GROUP_BYTES=0)
     for order, selection in itertools.product(
         itertools.permutations(range(3)),
         [np.s_[0:5, 0:7, 0:9], np.s_[1:5:2, 2:6, 0:9:4], (3, slice(0, 7), slice(0, 9, 2))],
     ):
-        plan = plan_of(selection, Layout((5, 7, 9), U1, U1, order), gap=1)
+        plan = plan_of(selection, Layout((5, 7, 9), U1, U1, order), max_gap=1)
         ends = [(part.starts()[0], part.starts()[-1] + part.length) for _, part in split(plan, 1)]
         assert len(ends) > 1
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
@@ -161,7 +161,7 @@ def test_points_that_are_sparse_in_some_blocks_only(set_constants):
     points = np.random.default_rng(1).permutation(points)
     raw = np.random.default_rng(2).integers(0, 256, 1 << 14, np.uint8)
     out = np.zeros(len(points), U1)
-    for where, part in split(plan_of((points,), layout, gap=1), 1):
+    for where, part in split(plan_of((points,), layout, max_gap=1), 1):
         assert part.memory_bytes <= 1 << 10
         out[where] = apply(part, raw.tobytes(), layout)
     np.testing.assert_array_equal(out, raw[points])
@@ -170,7 +170,7 @@ def test_points_that_are_sparse_in_some_blocks_only(set_constants):
 def test_sparse_points_are_neither_sorted_nor_spread():
     """Half a million of them are no tuple of Python's integers either."""
     points = np.arange(0, 1 << 33, 1 << 14)[::-1]
-    plan = plan_of((points,), Layout((1 << 33,), U1, U1), gap=1 << 13)
+    plan = plan_of((points,), Layout((1 << 33,), U1, U1), max_gap=1 << 13)
     assert plan.num_runs == len(points)
     np.testing.assert_array_equal(plan.starts(), points)
 

@@ -20,9 +20,9 @@ from test_shards import open_stores
 from zarr.codecs import Crc32cCodec, ShardingCodec, TransposeCodec
 
 import numcodecs_bytes
-from numcodecs_bytes.zarr import BytesCodec
+from numcodecs_bytes.zarr_codec import BytesCodec
 
-CODECS = ["zarr.codecs.bytes.BytesCodec", "numcodecs_bytes.zarr.BytesCodec"]
+CODECS = ["zarr.codecs.bytes.BytesCodec", "numcodecs_bytes.zarr_codec.BytesCodec"]
 SMALL = "a single read is faster: the chunk is small, or the gaps are short"
 
 
@@ -32,13 +32,13 @@ def random_numbers(rng):
         "GAP_BYTES": rng.choice([0, 1, 10, 100, 1 << 12]),
         "BLOCK_BYTES": rng.choice([1, 30, 200, 1000, 1 << 20]),
         "GROUP_BYTES": rng.choice([1, 100, 1000, 1 << 23]),
-        "DIRECT_BYTES": rng.choice([0, 20, 1 << 12]),
-        "PROBE_FROM": rng.choice([1, 3, 5]),
+        "MIN_READINTO_BYTES": rng.choice([0, 20, 1 << 12]),
+        "MIN_RUNS_TO_PROBE": rng.choice([1, 3, 5]),
         "PARALLEL_BYTES": rng.choice([10, 1 << 19]),
         "LATENCY_BYTES": rng.choice([1, 30, 1000, 2_500_000]),
-        "PIECE_BYTES": rng.choice([1, 30, 1000, 1 << 21]),
-        "MESH_FROM": rng.choice([0, 0, 1 << 12]),
-        "WORTH_BYTES": rng.choice([1, 30, 1000, 1 << 16]),
+        "MIN_SUBRANGE_BYTES": rng.choice([1, 30, 1000, 1 << 21]),
+        "MIN_MESH_SIZE": rng.choice([0, 0, 1 << 12]),
+        "MIN_SAVED_BYTES": rng.choice([1, 30, 1000, 1 << 16]),
     }
 
 

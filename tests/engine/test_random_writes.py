@@ -18,7 +18,7 @@ from helpers import (
 from zarr.codecs import Crc32cCodec, ShardingCodec, TransposeCodec
 
 import numcodecs_bytes
-from numcodecs_bytes.zarr import BytesCodec
+from numcodecs_bytes.zarr_codec import BytesCodec
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have a Zarr V3 spec", "ignore:.*structured dtype"
@@ -142,7 +142,7 @@ def test_the_same_as_numpy_and_zarr(tmp_path, set_constants, seed):
     rng = random.Random(seed)  # noqa: S311
     set_constants(
         BLOCK_BYTES=rng.choice([16, 64, 1 << 20]),
-        REWRITE_FROM=rng.choice([0, 2, 8]),
+        MIN_RUNS_PER_HULL=rng.choice([0, 2, 8]),
         GAP_BYTES=rng.choice([0, 16, 1 << 13]),
         GROUP_BYTES=rng.choice([16, 1 << 23]),
         PARALLEL_BYTES=rng.choice([0, 1 << 19]),

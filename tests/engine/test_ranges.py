@@ -15,9 +15,9 @@ from numcodecs_bytes._plan.ranges import (
 ALL = 1 << 40
 
 
-def ranges_of(starts, lengths, gap=0, longest=ALL, *, may_split=False):
+def ranges_of(starts, lengths, max_gap=0, longest=ALL, *, may_split=False):
     runs = sorted_runs(np.array(starts), np.array(lengths))
-    return list(coalesce(runs, gap=gap, longest=longest, may_split=may_split))
+    return list(coalesce(runs, max_gap=max_gap, longest=longest, may_split=may_split))
 
 
 def bounds_of(*arguments, **settings):
@@ -31,9 +31,9 @@ def bounds_of(*arguments, **settings):
         ([5], [3], {}, [(5, 8)]),
         ([5, 8], [3, 2], {}, [(5, 10)]),
         ([9, 0], [1, 1], {}, [(0, 1), (9, 10)]),
-        ([9, 0], [1, 1], {"gap": 7}, [(0, 1), (9, 10)]),
-        ([9, 0], [1, 1], {"gap": 8}, [(0, 10)]),
-        ([0, 4, 8], [1, 1, 1], {"gap": 8, "longest": 5}, [(0, 5), (8, 9)]),
+        ([9, 0], [1, 1], {"max_gap": 7}, [(0, 1), (9, 10)]),
+        ([9, 0], [1, 1], {"max_gap": 8}, [(0, 10)]),
+        ([0, 4, 8], [1, 1, 1], {"max_gap": 8, "longest": 5}, [(0, 5), (8, 9)]),
         ([0], [10], {"longest": 5}, [(0, 10)]),
         ([0], [10], {"longest": 5, "may_split": True}, [(0, 5), (5, 10)]),
         ([0], [10], {"longest": 4, "may_split": True}, [(0, 5), (5, 10)]),
@@ -55,7 +55,7 @@ def test_what_is_fetched_of_random_runs_is_what_was_asked_for():
         num = rng.randint(1, 12)
         lengths = [rng.choice([1, 3, rng.randint(1, 60)]) for _ in range(num)]
         starts = [rng.randint(0, len(stored) - length) for length in lengths]
-        settings = {name: rng.choice([1, 10, 50, ALL]) for name in ("gap", "longest")}
+        settings = {name: rng.choice([1, 10, 50, ALL]) for name in ("max_gap", "longest")}
         settings["may_split"] = rng.random() < 0.5
         memory = np.zeros(sum(lengths), np.uint8)
         for found in ranges_of(starts, lengths, **settings):

@@ -149,7 +149,7 @@ class TestRequests:
     )
     def test_strips_of_many_chunks(self, opened, set_constants, selection):
         """Each has one request at a time: parts took 1.3 to 2.1 of zarr's time, 30 ms away."""
-        set_constants(PIECE_BYTES=50_000, LONGEST_RANGE_BYTES=150_000, WORTH_BYTES=0)
+        set_constants(MIN_SUBRANGE_BYTES=50_000, LONGEST_RANGE_BYTES=150_000, MIN_SAVED_BYTES=0)
         chunks = opened("chunks")
         for _ in range(2):
             chunks.forget()
@@ -158,7 +158,7 @@ class TestRequests:
 
     def test_strips_of_few_chunks(self, opened, set_constants):
         """Each is requested in as many parts as keep all requests busy."""
-        set_constants(PIECE_BYTES=50_000)
+        set_constants(MIN_SUBRANGE_BYTES=50_000)
         chunks = opened("chunks")
         selection = np.s_[:2, :300_001:1000]
         assert np.array_equal(chunks.array[selection], WIDE[selection])

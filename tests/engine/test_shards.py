@@ -31,7 +31,7 @@ from test_local_files import opened, outcome
 from zarr.codecs import Crc32cCodec, ShardingCodec, ZstdCodec
 
 import numcodecs_bytes
-from numcodecs_bytes.zarr import BytesCodec
+from numcodecs_bytes.zarr_codec import BytesCodec
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
 DATA = np.arange(1, 1025, dtype="f4").reshape(32, 32)
@@ -294,7 +294,9 @@ class TestDamage:
         begin = 0 if location == "start" else len(raw) - size
         num_same = 0
         for _ in range(30 if EVERYTHING else 15):
-            set_constants(PIECE_BYTES=rng.choice([1, 20, 50]), LATENCY_BYTES=rng.choice([1, 100]))
+            set_constants(
+                MIN_SUBRANGE_BYTES=rng.choice([1, 20, 50]), LATENCY_BYTES=rng.choice([1, 100])
+            )
             changed = bytearray(raw)
             entries = np.frombuffer(changed, "<u8", 16, begin).reshape(8, 2)
             for entry in [entries[k] for k in rng.sample(range(8), rng.randint(1, 8))]:

@@ -18,7 +18,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 import numcodecs_bytes
 from numcodecs_bytes._plan import constants
-from numcodecs_bytes.zarr import BytesCodec
+from numcodecs_bytes.zarr_codec import BytesCodec
 
 pytestmark = pytest.mark.usefixtures("_in_place")
 REQUIRE = {"numcodecs_bytes.write_in_place": "require"}

@@ -16,7 +16,7 @@ from helpers import ZARR_ALONE, module_or_none, run_program
 from zarr.codecs import ShardingCodec
 
 import numcodecs_bytes
-from numcodecs_bytes.zarr import BytesCodec
+from numcodecs_bytes.zarr_codec import BytesCodec
 
 fcntl = module_or_none("fcntl")
 MISSING = -1  # offset and length

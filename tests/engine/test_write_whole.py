@@ -28,7 +28,7 @@ from zarr.codecs import TransposeCodec
 from zarr.core.buffer import cpu
 
 import numcodecs_bytes
-from numcodecs_bytes.zarr import BytesCodec
+from numcodecs_bytes.zarr_codec import BytesCodec
 
 pytestmark = [
     pytest.mark.usefixtures("our_pipeline"),
@@ -498,7 +498,7 @@ def test_what_was_cancelled_deletes_nothing(tmp_path, monkeypatch):
     """A comparison with the fill value may take longer than the caller waits."""
     array = create(tmp_path)
     array[...] = DATA
-    monkeypatch.setattr("numcodecs_bytes._host.threads.LAST_SECONDS", 0.01)
+    monkeypatch.setattr("numcodecs_bytes._runtime.threads.CANCEL_GRACE_SECONDS", 0.01)
     is_comparing, go_on, is_done = threading.Event(), threading.Event(), threading.Event()
     all_equal = cpu.NDBuffer.all_equal
 

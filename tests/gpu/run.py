@@ -29,12 +29,12 @@ import zarr
 from zarr.codecs import BytesCodec, TransposeCodec
 
 import numcodecs_bytes
-import numcodecs_bytes.zarr
+import numcodecs_bytes.zarr_codec
 import numcodecs_bytes.zarr_pipeline
 
 OURS = {
     "codec_pipeline.path": "numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline",
-    "codecs.bytes": "numcodecs_bytes.zarr.BytesCodec",
+    "codecs.bytes": "numcodecs_bytes.zarr_codec.BytesCodec",
 }
 ZARR_ALONE = {
     "codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline",
@@ -206,7 +206,7 @@ def both(function, expected, rounds):
 
 def time_swaps(num_bytes, rounds):
     """Yield the share of the bandwidth of a copy on the device that swaps have."""
-    from numcodecs_bytes._core.copy_gpu import decode_on_device
+    from numcodecs_bytes._gpu.kernels import decode_on_device
 
     for size, num in ((2, num_bytes), (4, num_bytes), (8, num_bytes), (4, 1 << 16)):
         raw, dtype = cupy.empty(num, np.uint8), np.dtype(f"u{size}")

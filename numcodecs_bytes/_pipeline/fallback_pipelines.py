@@ -12,9 +12,9 @@ from typing import Any
 import zarr
 import zarr.registry
 
-from numcodecs_bytes._host.defaults import make_default
-from numcodecs_bytes._host.options import set_by, write_in_place
-from numcodecs_bytes._host.pickling import PickledAsConfigured
+from numcodecs_bytes._zarr_api.defaults import make_default
+from numcodecs_bytes._zarr_api.options import set_by, write_in_place
+from numcodecs_bytes._zarr_api.pickling import PickledAsConfigured
 
 _MODULE = "numcodecs_bytes.zarr_pipeline"
 _DEFAULT = "zarr.core.codec_pipeline.BatchedCodecPipeline"

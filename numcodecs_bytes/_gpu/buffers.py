@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 
-from numcodecs_bytes._core.copy_gpu import cupy
 from numcodecs_bytes._core.dtypes import Array, GPUArray, UInt8Array
+from numcodecs_bytes._gpu.kernels import cupy
 
 # A GPU copies to and from page-locked memory faster (`tests/gpu/run.py` compares with zarr alone).
 # But locking memory takes milliseconds, and keeps it from everything else. So all reads and writes

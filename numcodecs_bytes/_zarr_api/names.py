@@ -4,7 +4,7 @@ import contextlib
 import inspect
 from typing import Any
 
-from numcodecs_bytes._host.foreign import result_of
+from numcodecs_bytes._core.catch import value_or_error
 
 _NUM_CHARACTERS = 200  # the most of the name of a store that is shown
 
@@ -46,7 +46,7 @@ def target_of(store: Any, path: str) -> str:
             return ""
         return f" ({part[1]} bytes at offset {part[0]} of {url})" if part else f" ({url})"
 
-    found = result_of(target)  # a name is not worth an error
+    found = value_or_error(target)  # a name is not worth an error
     return found if isinstance(found, str) else ""
 
 
@@ -55,11 +55,11 @@ def name_of_store(store: object) -> str:
 
     If it is no more than an address, or fails, return the name of its class and its own address.
     """
-    text, kind = result_of(repr, store), type(store).__name__
+    text, kind = value_or_error(repr, store), type(store).__name__
     name = " ".join(text.split()) if isinstance(text, str) else ""
     if not name or " at 0x" in name:
         return f"{kind} at {id(store):#x}"
-    references = result_of(_references_of, store)  # a name is not worth an error
+    references = value_or_error(_references_of, store)  # a name is not worth an error
     name += references if isinstance(references, str) else ""
     return name if len(name) <= _NUM_CHARACTERS else f"{kind}(...{name[-_NUM_CHARACTERS:]}"
 
@@ -83,7 +83,7 @@ def _references_of(store: Any) -> str:
 
 def keys_are_v2(metadata: Any) -> bool:
     """Whether keys of chunks are like those of Zarr v2, and do not begin with "c"."""
-    key = str(result_of(metadata.encode_chunk_key, (0,) * len(metadata.shape)))
+    key = str(value_or_error(metadata.encode_chunk_key, (0,) * len(metadata.shape)))
     return not key.startswith("c")
 
 
@@ -99,7 +99,7 @@ def path_of_array(path: str, num_axes: int, *, has_v2_keys: bool) -> str:
 
 def add_name(error: Exception, byte_getter: object, doing: str = "reading", num: int = 1) -> None:
     """Add a note that names the chunk, or one of `num` chunks, to an error, unless it has one."""
-    if num > 1 and "chunk '" in str(result_of(str, error)):  # it names the one
+    if num > 1 and "chunk '" in str(value_or_error(str, error)):  # it names the one
         return
     others = f", or another one of {num}" if num > 1 else ""
     add_note(error, f"while {doing} {name_of_chunk(byte_getter)}{others}")
@@ -114,7 +114,7 @@ def add_name_of_array(error: Exception) -> None:
     while frame is not None:
         store_path = frame.f_locals.get("store_path")
         if type(store_path).__name__ == "StorePath":  # not a variable of the user's
-            add_note(error, f"while opening or creating {result_of(str, store_path)}")
+            add_note(error, f"while opening or creating {value_or_error(str, store_path)}")
             return
         frame = frame.f_back
 

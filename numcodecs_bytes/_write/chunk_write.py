@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 from zarr.core.buffer import cpu
 
 from numcodecs_bytes._core.dtypes import Array
-from numcodecs_bytes._host import trace
-from numcodecs_bytes._host.items import Item
-from numcodecs_bytes._host.threads import IsWanted, run_while_wanted, write_pool
-from numcodecs_bytes._host.workers import Workers
-from numcodecs_bytes._host.zarr_versions import fill_value_or_default
+from numcodecs_bytes._plan.out_selections import OutSelection
 from numcodecs_bytes._plan.outcome import PENDING, LeftToZarr, Outcome
-from numcodecs_bytes._plan.places import Place
 from numcodecs_bytes._plan.shards import AnyLayout
+from numcodecs_bytes._runtime import traces
+from numcodecs_bytes._runtime.threads import IsWanted, run_while_wanted, write_pool
+from numcodecs_bytes._runtime.workers import Workers
+from numcodecs_bytes._zarr_api.batch_items import ChunkRequest
+from numcodecs_bytes._zarr_api.versions import fill_value_or_default
 
 T = TypeVar("T")
 
@@ -33,8 +33,8 @@ class ValuesError(LeftToZarr):
 class ChunkWrite:
     """What is written to a part of a chunk, or all of it, and what became of it."""
 
-    item: Item  # passed on if the chunk is left to zarr
-    place: Place  # in the values
+    item: ChunkRequest  # passed on if the chunk is left to zarr
+    out_selection: OutSelection  # in the values
     layout: AnyLayout | None = None
     path: str = ""  # of its file; "" if zarr writes it
     outcome: Outcome = PENDING
@@ -61,7 +61,7 @@ class ChunkWrite:
 
     def trace(self, *, has_v2_keys: bool) -> None:
         """Tell `numcodecs_bytes.trace` what became of the chunk."""
-        counts: trace.Counts = {}
+        counts: traces.Counts = {}
         if self.num_bytes is not None:
             counts = {
                 "chunks_in_place": 1,
@@ -73,7 +73,7 @@ class ChunkWrite:
         elif self.outcome.is_left and self.outcome.why:
             counts = {("why_not_in_place", self.outcome.why): 1}
         if counts:
-            trace.note(
+            traces.note(
                 self.item.byte_getter, len(self.item.spec.shape), counts, has_v2_keys=has_v2_keys
             )
 
@@ -98,7 +98,7 @@ async def write_each(
             begun = time.perf_counter()
             write(item, workers.is_wanted)
             if item is items[0] and time.perf_counter() - begun > slow_seconds:
-                workers.start_helpers(wait_for_files=True)
+                workers.add_threads(io_bound=True)
 
     workers = Workers(items, work, num_threads=num_threads, num_default=num_default)
     return await workers.run(write_pool())

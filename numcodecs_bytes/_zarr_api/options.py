@@ -19,8 +19,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 import zarr
 
+from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import parse_size
-from numcodecs_bytes._host.foreign import result_of
 
 T = TypeVar("T")
 WriteMode = bool | Literal["require"]  # of the option `write_in_place`
@@ -96,7 +96,7 @@ class Option(Generic[T]):
         value = self._value()
         if value is None:
             return self.unset
-        parsed = result_of(self.parse, value)  # which may import modules of others
+        parsed = value_or_error(self.parse, value)  # which may import modules of others
         if parsed is None or isinstance(parsed, Exception):
             why = "" if parsed is None else f" ({parsed})"
             raise OptionError(
@@ -131,7 +131,9 @@ NAMES = tuple(option.key.partition(".")[2] for option in OPTIONS)
 def classes_not_installed() -> list[str]:
     """Return the names in `stores_with_ranges` that are ignored: their packages are missing."""
     named = _as_list(zarr.config.get(stores_with_ranges.key, None))
-    return [name for name in named if isinstance(name, str) and result_of(_resolve, name) is None]
+    return [
+        name for name in named if isinstance(name, str) and value_or_error(_resolve, name) is None
+    ]
 
 
 def unknown_keys() -> list[str]:
@@ -180,7 +182,7 @@ def origin_of(key: str) -> str:
 
     It is "", too, if an untested zarr has a config of another kind.
     """
-    origin = result_of(_origin_of, key, zarr.config)
+    origin = value_or_error(_origin_of, key, zarr.config)
     return origin if isinstance(origin, str) else ""
 
 

@@ -5,79 +5,81 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
-from numcodecs_bytes._host import trace
-from numcodecs_bytes._host.items import Getter, Item
-from numcodecs_bytes._host.names import name_of_chunk
-from numcodecs_bytes._host.zarr_versions import fill_value_or_default
 from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._plan.out_selections import OutSelection, out_selection_of, size_of
 from numcodecs_bytes._plan.outcome import (
     PENDING,
-    Fetched,
+    FetchCounts,
     LeftToZarr,
     NoReference,
     NothingToFetch,
     Outcome,
     leave,
 )
-from numcodecs_bytes._plan.places import Place, place_of, size_of
 from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
 from numcodecs_bytes._read.output import Output
-from numcodecs_bytes._sources.files import File
-from numcodecs_bytes._sources.stores import Locator, Remote, Source
+from numcodecs_bytes._runtime import traces
+from numcodecs_bytes._sources.files import FileExtent
+from numcodecs_bytes._sources.stores import ChunkLocator, ObjectExtent, Source
+from numcodecs_bytes._zarr_api.batch_items import ByteGetter, ChunkRequest
+from numcodecs_bytes._zarr_api.names import name_of_chunk
+from numcodecs_bytes._zarr_api.versions import fill_value_or_default
 
 
 @dataclass(slots=True, eq=False)
 class ChunkRead:
     """What is read of a chunk, where that belongs, and what became of it."""
 
-    item: Item  # passed on if the chunk is left to zarr
-    place: Place  # in the output
+    item: ChunkRequest  # passed on if the chunk is left to zarr
+    out_selection: OutSelection  # in the output
     layout: AnyLayout
     source: Source | None = None
     outcome: Outcome = PENDING
     distance: int = 0  # in bytes, from what the item selects to what is read
 
     @property
-    def getter(self) -> Getter:
+    def getter(self) -> ByteGetter:
         """What zarr would ask for the chunk."""
-        getter: Getter = self.item.byte_getter
+        getter: ByteGetter = self.item.byte_getter
         return getter
 
     @property
-    def file(self) -> File:
+    def file(self) -> FileExtent:
         """Where the chunk is, if it is in a file."""
-        if not isinstance(self.source, File):
+        if not isinstance(self.source, FileExtent):
             raise TypeError(f"not in a file: {self.source!r}")
         return self.source
 
     @property
-    def remote(self) -> Remote:
+    def remote(self) -> ObjectExtent:
         """Where the chunk is, if it is requested."""
-        if not isinstance(self.source, Remote):
+        if not isinstance(self.source, ObjectExtent):
             raise TypeError(f"not requested: {self.source!r}")
         return self.source
 
-    def read_as_missing(self, out: Output, fetched: Fetched) -> None:
+    def read_as_missing(self, out: Output, fetched: FetchCounts) -> None:
         """Fill what is selected of the chunk, because it does not exist."""
-        self.fill(out, [self.place])
+        self.fill(out, [self.out_selection])
         self.outcome = Outcome("missing", fetched=fetched)
 
-    def fill(self, out: Output, places: Iterable[Place]) -> None:
+    def fill(self, out: Output, out_selections: Iterable[OutSelection]) -> None:
         """Fill places in the output with the fill value."""
         fill_value = fill_value_or_default(self.item.spec)
         with out.lock:
             out.check()
-            for place in places:
-                out.array[place] = fill_value
+            for out_selection in out_selections:
+                out.array[out_selection] = fill_value
 
     def note_read_by_zarr(self, *, exists: bool) -> None:
         """Note that zarr has read a chunk that was left to it."""
         exists = exists and not issubclass(self.outcome.kind, NoReference)  # for zarr 3.1.6
         status: Literal["present", "missing"] = "present" if exists else "missing"
         num_requests, num_bytes, _ = self.outcome.fetched  # in vain
-        fetched = Fetched(num_requests + 1, num_bytes + (self.layout.num_bytes if exists else 0))
+        fetched = FetchCounts(
+            num_requests + 1, num_bytes + (self.layout.num_bytes if exists else 0)
+        )
         if issubclass(self.outcome.kind, NothingToFetch):
-            fetched = Fetched(num_bytes_by_zarr=0)  # nor does zarr alone fetch anything
+            fetched = FetchCounts(num_bytes_by_zarr=0)  # nor does zarr alone fetch anything
         self.outcome = self.outcome._replace(status=status, is_by_zarr=True, fetched=fetched)
 
     def check_length(self, num_bytes: int) -> None:
@@ -89,7 +91,7 @@ class ChunkRead:
     def trace(self, *, has_v2_keys: bool) -> None:
         """Tell `numcodecs_bytes.trace` what became of the chunk."""
         outcome = self.outcome
-        note = partial(trace.note, self.getter, len(self.item.spec.shape), has_v2_keys=has_v2_keys)
+        note = partial(traces.note, self.getter, len(self.item.spec.shape), has_v2_keys=has_v2_keys)
         if outcome.is_left:  # zarr failed to read it
             if outcome.why:
                 note({outcome.why: 1}, is_seen=False)
@@ -101,11 +103,11 @@ class ChunkRead:
             return
         num_selected = None
         if outcome.status == "present":
-            num_selected = size_of(self.place) * self.layout.item_size
+            num_selected = size_of(self.out_selection) * self.layout.item_size
         num_bytes = self.layout.num_bytes
         num_requests, num_fetched, by_zarr = outcome.fetched
         fetched = num_requests, num_fetched
-        note(trace.counts_of_read(num_bytes, num_selected, by_zarr, fetched, outcome.why))
+        note(traces.counts_of_read(num_bytes, num_selected, by_zarr, fetched, outcome.why))
 
 
 class ReadSettings(NamedTuple):
@@ -114,17 +116,17 @@ class ReadSettings(NamedTuple):
     is_v2: bool  # whether the array is of Zarr v2
     has_v2_keys: bool  # whether the keys of its chunks are like those of Zarr v2
     num_threads: int | None  # the number of threads, if the user has set it
-    gap: int | None  # the largest gap to read, in bytes, if the user has set it
+    max_gap: int | None  # the largest gap to read, in bytes, if the user has set it
 
 
 def chunk_reads(
-    items: Sequence[Item], layout_of: LayoutOf, source_of: Locator | None = None
+    items: Sequence[ChunkRequest], layout_of: LayoutOf, source_of: ChunkLocator | None = None
 ) -> list[ChunkRead]:
     """Return what is read, given what zarr passes; `source_of` says where chunks are."""
     chunks = []
     for item in items:
-        place = place_of(item.place)
-        chunk = ChunkRead(item, place, layout_of(item.spec))
+        out_selection = out_selection_of(item.out_selection)
+        chunk = ChunkRead(item, out_selection, layout_of(item.spec))
         try:
             chunk.source = source_of(item.byte_getter.path) if source_of else None
         except LeftToZarr as why:

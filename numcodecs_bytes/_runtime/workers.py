@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from numcodecs_bytes._core.interrupts import raise_interrupt
-from numcodecs_bytes._host.threads import (
+from numcodecs_bytes._runtime.threads import (
     MAX_FILE_THREADS,
     IsWanted,
     helper_pool,
@@ -19,7 +19,7 @@ from numcodecs_bytes._host.threads import (
     run_while_wanted,
     submit,
 )
-from numcodecs_bytes._host.zarr_versions import concurrency
+from numcodecs_bytes._zarr_api.versions import concurrency
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -62,7 +62,7 @@ class Workers(Generic[Work]):
         self.is_wanted: IsWanted = lambda: True
 
     @property
-    def have_helpers(self) -> bool:
+    def has_helpers(self) -> bool:
         """Whether several threads work, and may make each other wait."""
         return bool(self._helpers)
 
@@ -78,7 +78,7 @@ class Workers(Generic[Work]):
         self.is_wanted = is_wanted
         try:
             if not self._begins_alone:
-                self.start_helpers()
+                self.add_threads()
             self._work_in_thread()
         finally:
             with self._state:
@@ -90,10 +90,10 @@ class Workers(Generic[Work]):
             del self._errors[1:]
             raise self._errors.pop()  # else it would keep the output by its traceback
 
-    def start_helpers(self, *, wait_for_files: bool = False) -> None:
+    def add_threads(self, *, io_bound: bool = False) -> None:
         """Have other threads help: as many as zarr itself would use if they wait for files."""
         num = self._num_threads or self._num_default
-        if wait_for_files and not self._num_threads:
+        if io_bound and not self._num_threads:
             num = concurrency() or MAX_FILE_THREADS
         most = min(num, self._num_working + len(self._waiting), MAX_FILE_THREADS)
         if len(self._helpers) >= most - 1:
@@ -132,7 +132,7 @@ class Workers(Generic[Work]):
             yield item
             if self._begins_alone:  # now the first item is done, even if nothing was learnt from it
                 self._begins_alone = False
-                self.start_helpers()
+                self.add_threads()
 
 
 class WorkersHere(Generic[Work]):
@@ -151,7 +151,7 @@ class WorkersHere(Generic[Work]):
         self._num_helpers = 0
 
     @property
-    def have_helpers(self) -> bool:
+    def has_helpers(self) -> bool:
         """Whether several threads work, and may make each other wait."""
         return self._num_helpers > 0
 
@@ -167,9 +167,9 @@ class WorkersHere(Generic[Work]):
         if errors:
             raise errors.pop()  # else it would keep the output by its traceback
 
-    def start_helpers(self, *, wait_for_files: bool = False) -> None:
+    def add_threads(self, *, io_bound: bool = False) -> None:
         """Have other threads help if files are waited for."""
-        while wait_for_files and self._num_helpers < self._num_others:
+        while io_bound and self._num_helpers < self._num_others:
             help_here = partial(contextvars.copy_context().run, self._help)
             self._num_helpers += 1
             try:

@@ -6,8 +6,8 @@ from typing import Any
 
 import zarr.registry
 
-from numcodecs_bytes._host.foreign import result_of
-from numcodecs_bytes._host.options import write_in_place
+from numcodecs_bytes._core.catch import value_or_error
+from numcodecs_bytes._zarr_api.options import write_in_place
 
 
 class _Call:
@@ -47,7 +47,7 @@ class PickledAsConfigured:
             made = self._evolve, (_Call(from_codecs, configured),)
         state = {name: value for name, value in vars(self).items() if name == "_keys_are_v2"}
         # A wrong value must not keep an array from being read elsewhere.
-        if self._was_required or result_of(write_in_place) == "require":
+        if self._was_required or value_or_error(write_in_place) == "require":
             state["_was_required"] = True
         return (*made, state) if state else made
 

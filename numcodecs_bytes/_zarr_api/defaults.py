@@ -14,7 +14,7 @@ from typing import Any
 import zarr
 
 from numcodecs_bytes._core.interrupts import raise_interrupt
-from numcodecs_bytes._host.options import OptionError, untested_zarr
+from numcodecs_bytes._zarr_api.options import OptionError, untested_zarr
 
 OLDEST, NEWEST_MINOR = (3, 1, 6), (3, 4)  # the versions of zarr that the tests run with
 why_aside: dict[str, str] = {}  # what is left to zarr, and why

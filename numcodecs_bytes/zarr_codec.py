@@ -33,16 +33,15 @@ from zarr.core.buffer import cpu
 
 from numcodecs_bytes._core.configuration import parse_configuration, parse_endian
 from numcodecs_bytes._core.copy import as_bytes, as_numpy, decode_array, encode_array
-from numcodecs_bytes._core.copy_gpu import decode_on_device, encode_on_device
 from numcodecs_bytes._core.dtypes import (
     NATIVE_ENDIAN,
     AnyDType,
     ByteOrder,
     Endian,
     are_swapped_alike,
+    byteswap_dtype,
     check_length,
     check_storable,
-    copied_as,
     has_byte_order,
     has_same_elements,
     leaf_dtypes,
@@ -51,11 +50,12 @@ from numcodecs_bytes._core.dtypes import (
     stored_dtype,
 )
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
-from numcodecs_bytes._host.defaults import make_default, or_step_aside
-from numcodecs_bytes._host.names import add_name_of_array
-from numcodecs_bytes._host.options import warn_of_other_pipeline
-from numcodecs_bytes._host.threads import compute_pool, run_in_thread
-from numcodecs_bytes._host.zarr_versions import HAS_STRUCT, STORES_KEEP_BUFFERS, check_class
+from numcodecs_bytes._gpu.kernels import decode_on_device, encode_on_device
+from numcodecs_bytes._runtime.threads import compute_pool, run_in_thread
+from numcodecs_bytes._zarr_api.defaults import make_default, or_step_aside
+from numcodecs_bytes._zarr_api.names import add_name_of_array
+from numcodecs_bytes._zarr_api.options import warn_of_other_pipeline
+from numcodecs_bytes._zarr_api.versions import HAS_STRUCT, STORES_KEEP_BUFFERS, check_class
 
 if TYPE_CHECKING:
     from zarr.core.array_spec import ArraySpec
@@ -223,7 +223,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         if not isinstance(array, np.ndarray) or array.nbytes < IN_A_THREAD_BYTES:
             return False
         dtype, stored = self._dtypes(chunk_spec)
-        return stored != copied_as(dtype)
+        return stored != byteswap_dtype(dtype)
 
     def for_filter(self, byte_order: ByteOrder | Literal[""]) -> Self:
         """Return the codec for a pipeline, given the byte order that the filter before it takes.

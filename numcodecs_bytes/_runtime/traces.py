@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
-from numcodecs_bytes._host.foreign import result_of
-from numcodecs_bytes._host.names import count, name_of_store, path_of_array
+from numcodecs_bytes._core.catch import value_or_error
+from numcodecs_bytes._zarr_api.names import count, name_of_store, path_of_array
 
 # By column, or by kind and reason, such as ("why_whole", "the chunk is small").
 Counts = dict[str | tuple[str, str], int]
@@ -219,8 +219,8 @@ def _why_nothing() -> str:
     if "zarr" in sys.modules:
         import zarr.registry  # not by `import numcodecs_bytes`
 
-        pipeline = result_of(zarr.registry.get_pipeline_class)
-        if isinstance(pipeline, type) and not hasattr(pipeline, "reads_parts"):
+        pipeline = value_or_error(zarr.registry.get_pipeline_class)
+        if isinstance(pipeline, type) and not hasattr(pipeline, "reads_partially"):
             name = f"{pipeline.__module__}.{pipeline.__qualname__}"
             how = "run `numcodecs-bytes` to see what sets it"
             return f"nothing was counted: zarr's codec pipeline is {name}; {how}"

@@ -9,7 +9,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def result_of(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Exception:
+def value_or_error(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Exception:
     """Return what a function returns, or the error that it raises."""
     try:
         return function(*args, **kwargs)
@@ -18,7 +18,7 @@ def result_of(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T 
         return error
 
 
-async def async_result_of(awaitable: Awaitable[T]) -> T | Exception:
+async def async_value_or_error(awaitable: Awaitable[T]) -> T | Exception:
     """Return what an awaitable returns, or the error that it raises."""
     try:
         return await awaitable

@@ -9,87 +9,91 @@ import numpy as np
 
 from numcodecs_bytes._plan.selection import Selector, as_range
 
-Place = tuple[Selector, ...]  # for each axis
+OutSelection = tuple[Selector, ...]  # for each axis
 Box = tuple[slice, ...]  # a place that is not scattered
 
 # zarr turns slices into arrays of indices to say where elements belong. For this many elements and
 # more, they become slices again: that takes 15 us, and to assign through arrays takes 8 ns longer
 # for each element. 8 samples of 5 MB, unsorted, took 30 times as long as sorted ones.
-MESH_FROM = 1 << 12
+MIN_MESH_SIZE = 1 << 12
 
 
-def are_slices(place: object) -> TypeGuard["tuple[Any, ...]"]:
+def are_slices(out_selection: object) -> TypeGuard["tuple[Any, ...]"]:
     """Whether indexing the output with a place returns a view."""
-    return isinstance(place, tuple) and all([type(s) is slice for s in place])
+    return isinstance(out_selection, tuple) and all([type(s) is slice for s in out_selection])
 
 
-def shape_of(place: Place) -> tuple[int, ...]:
+def shape_of(out_selection: OutSelection) -> tuple[int, ...]:
     """Return the shape of what is selected at a place whose slices have bounds.
 
     zarr 3.1.6 passes ``slice(0, -2)`` for the slice ``[12:10]``, which selects nothing.
     """
-    return tuple(max(s.stop - s.start, 0) if isinstance(s, slice) else s.size for s in place)
+    return tuple(
+        max(s.stop - s.start, 0) if isinstance(s, slice) else s.size for s in out_selection
+    )
 
 
-def size_of(place: Place) -> int:
+def size_of(out_selection: OutSelection) -> int:
     """Return how many elements are selected at a place whose slices have bounds."""
-    return math.prod(shape_of(place))
+    return math.prod(shape_of(out_selection))
 
 
-def is_within(place: Place, shape: tuple[int, ...]) -> bool:
+def is_within(out_selection: OutSelection, shape: tuple[int, ...]) -> bool:
     """Whether an array of a shape has a place."""
-    ends = [s.stop if isinstance(s, slice) else s.max(initial=-1) + 1 for s in place]
+    ends = [s.stop if isinstance(s, slice) else s.max(initial=-1) + 1 for s in out_selection]
     return len(ends) == len(shape) and all(map(operator.le, ends, shape))
 
 
-def place_of(selector: Any) -> Place:
+def out_selection_of(selector: Any) -> OutSelection:
     """Return a place, given zarr's: with slices instead of the arrays that it makes of them.
 
     NumPy takes much longer to assign to arrays along each axis. For short ones, this takes as long
     as it saves.
     """
-    place = selector if isinstance(selector, tuple) else (selector,)
-    num = len(place)
-    is_mesh = num > 1 and all([type(i) is np.ndarray and i.ndim == num for i in place])
-    if is_mesh and math.prod([i.size for i in place]) >= MESH_FROM:
-        return place_within(place, (slice(None),) * num)  # which makes slices where it can
-    return place
+    out_selection = selector if isinstance(selector, tuple) else (selector,)
+    num = len(out_selection)
+    is_mesh = num > 1 and all([type(i) is np.ndarray and i.ndim == num for i in out_selection])
+    if is_mesh and math.prod([i.size for i in out_selection]) >= MIN_MESH_SIZE:
+        return out_selection_within(
+            out_selection, (slice(None),) * num
+        )  # which makes slices where it can
+    return out_selection
 
 
-def place_within(outer: Place, inner: Place) -> Place:
+def out_selection_within(outer: OutSelection, inner: OutSelection) -> OutSelection:
     """Return the place in the output of what has the place `inner` in a selection.
 
     `outer` is that of the whole selection; its slices have steps of 1.
     """
-    place: list[Selector] = []
+    out_selection: list[Selector] = []
     for along_outer, along_inner in zip(outer, inner, strict=True):
         if not isinstance(along_outer, slice):
             selected = np.reshape(along_outer, -1)[along_inner]
             indices = as_range(selected)
             if isinstance(indices, range) and indices.step == 1:
-                place.append(slice(indices.start, indices.stop))
+                out_selection.append(slice(indices.start, indices.stop))
             else:
-                place.append(selected)
+                out_selection.append(selected)
         elif not isinstance(along_inner, slice):
-            place.append(along_inner + (along_outer.start or 0))
+            out_selection.append(along_inner + (along_outer.start or 0))
         elif along_inner == slice(None):
-            place.append(along_outer)
+            out_selection.append(along_outer)
         else:
             start = along_outer.start or 0
-            place.append(slice(start + along_inner.start, start + along_inner.stop))
-    return mesh(place, None)
+            out_selection.append(slice(start + along_inner.start, start + along_inner.stop))
+    return mesh(out_selection, None)
 
 
-def mesh(place: Sequence[Selector], shape: tuple[int, ...] | None) -> Place:
+def mesh(out_selection: Sequence[Selector], shape: tuple[int, ...] | None) -> OutSelection:
     """Return an index of slices and arrays along each axis; ``numpy.ix_`` of several arrays.
 
     `shape` is the shape of the array that is indexed, or None if all slices have bounds.
     """
-    if sum([type(s) is not slice for s in place]) < 2:
-        return tuple(place)
-    sizes: Any = shape or [getattr(s, "stop", None) for s in place]
+    if sum([type(s) is not slice for s in out_selection]) < 2:
+        return tuple(out_selection)
+    sizes: Any = shape or [getattr(s, "stop", None) for s in out_selection]
     indices = [
         np.arange(*s.indices(size)) if isinstance(s, slice) else s
-        for s, size in zip(place, sizes, strict=True)
+        for s, size in zip(out_selection, sizes, strict=True)
     ]
     return np.ix_(*indices)

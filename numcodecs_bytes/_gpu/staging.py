@@ -3,17 +3,17 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from numcodecs_bytes._core.copy_gpu import cupy
 from numcodecs_bytes._core.dtypes import Array, GPUArray
-from numcodecs_bytes._host import gpu
-from numcodecs_bytes._host.zarr_versions import concurrency
+from numcodecs_bytes._gpu import buffers
+from numcodecs_bytes._gpu.kernels import cupy
 from numcodecs_bytes._plan.groups import Chunk, Group, groups_of, place_in_box, place_outside
-from numcodecs_bytes._plan.places import are_slices, shape_of, size_of
+from numcodecs_bytes._plan.out_selections import are_slices, shape_of, size_of
+from numcodecs_bytes._zarr_api.versions import concurrency
 
 
 def groups_in_buffers(chunks: Sequence[Chunk], array: GPUArray) -> list[Group[Chunk]]:
     """Return chunks of an array on a GPU in groups that fit into a buffer."""
-    return groups_of(chunks, gpu.BUFFER_BYTES // array.dtype.itemsize)
+    return groups_of(chunks, buffers.BUFFER_BYTES // array.dtype.itemsize)
 
 
 async def each_group(
@@ -38,9 +38,9 @@ async def each_group(
             if has_failed:
                 return
             try:
-                async with gpu.HostMemory(shape_of(group.box), array) as host:
+                async with buffers.HostMemory(shape_of(group.box), array) as host:
                     for chunk in group.chunks:
-                        chunk.place = place_in_box(group.box, chunk.place)
+                        chunk.out_selection = place_in_box(group.box, chunk.out_selection)
                     await process(group, host)
             except BaseException:
                 has_failed = True
@@ -59,7 +59,7 @@ def upload(group: Group[Chunk], host: Array, device: GPUArray, chunks: Sequence[
     """Copy some chunks of a group to the output on a GPU, and wait until they are there."""
     if not chunks:
         return
-    fill_box = sum([size_of(chunk.place) for chunk in chunks]) == host.size
+    fill_box = sum([size_of(chunk.out_selection) for chunk in chunks]) == host.size
     with device.device:
         stream = cupy().cuda.get_current_stream()
         target = device[(*group.box, ...)] if are_slices(group.box) else None
@@ -69,7 +69,9 @@ def upload(group: Group[Chunk], host: Array, device: GPUArray, chunks: Sequence[
             copy = cupy().empty(host.shape, host.dtype)
             copy.set(host, stream)
             for chunk in chunks:
-                device[place_outside(group.box, chunk.place)] = copy[(*chunk.place, ...)]
+                device[place_outside(group.box, chunk.out_selection)] = copy[
+                    (*chunk.out_selection, ...)
+                ]
         stream.synchronize()
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from numcodecs_bytes._core.dtypes import DataTypeError, EndianError, LengthError
 from numcodecs_bytes._core.interrupts import interrupt_of
-from numcodecs_bytes._host.options import OptionError
+from numcodecs_bytes._zarr_api.options import OptionError
 
 _KNOWN = (
     OSError,
@@ -45,7 +45,7 @@ def is_lost(error: Exception) -> bool:
     return any(name in names for name in lost)
 
 
-class Caught(NamedTuple):
+class catch(NamedTuple):  # noqa: N801
     """A context whose own bugs are noted instead of raised.
 
     It is a class because contexts made by `contextlib` change errors, and those of some stores

@@ -21,7 +21,7 @@ T = TypeVar("T")
 IsWanted = Callable[[], bool]  # whether the caller still wants the result
 
 # How long a cancelled caller waits for its thread, which may still fill an array or write a file.
-LAST_SECONDS = 1.0
+CANCEL_GRACE_SECONDS = 1.0
 
 
 def submit(pool: Executor, function: Callable[[], T]) -> Future[T] | None:
@@ -68,7 +68,7 @@ async def run_while_wanted(pool: Executor, function: Callable[[IsWanted], None])
     """Like `run_in_thread`, but the function can ask whether its result is still wanted.
 
     It runs in the caller's context, which includes NumPy's errstate. A cancelled caller waits for
-    the function to return, for at most `LAST_SECONDS`. Returns whether the pool had a thread.
+    the function to return, for at most `CANCEL_GRACE_SECONDS`. Returns whether there was a thread.
     """
     is_wanted, context = True, contextvars.copy_context()
     future = submit(pool, lambda: context.run(function, lambda: is_wanted))
@@ -92,7 +92,7 @@ async def run_while_wanted(pool: Executor, function: Callable[[IsWanted], None])
     except asyncio.CancelledError:
         is_wanted = False
         if not future.cancel():  # it is running
-            await asyncio.wait([running], timeout=LAST_SECONDS)
+            await asyncio.wait([running], timeout=CANCEL_GRACE_SECONDS)
             running.cancel()
         raise
     finally:

@@ -5,14 +5,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from numcodecs_bytes._core.dtypes import Array, GPUArray
-from numcodecs_bytes._host import gpu, own_bugs
+from numcodecs_bytes._gpu import buffers, staging
 from numcodecs_bytes._plan.groups import Group
 from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._plan.out_selections import size_of
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
-from numcodecs_bytes._plan.places import size_of
-from numcodecs_bytes._read.chunks import ChunkRead
+from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.output import Output
-from numcodecs_bytes._sources import through_host
+from numcodecs_bytes._runtime import own_bugs
 
 
 class GPUOutput(NamedTuple):
@@ -39,14 +39,14 @@ class GPUOutput(NamedTuple):
         async def read_group(group: Group[ChunkRead], host: Array) -> None:
             await read(group.chunks, self.on_host._replace(array=host))
             read_here = [chunk for chunk in group.chunks if chunk.outcome.is_read_here]
-            through_host.upload(group, host, self.array, read_here)
+            staging.upload(group, host, self.array, read_here)
             for chunk in group.chunks:
                 del waiting[id(chunk)]
 
         # CuPy may be other than we know it.
-        with own_bugs.Caught(lambda bug: self.note_own_bug(list(waiting.values()), bug)):
-            groups = through_host.groups_in_buffers(here, self.array)
-            await through_host.each_group(groups, self.array, read_group)
+        with own_bugs.catch(lambda bug: self.note_own_bug(list(waiting.values()), bug)):
+            groups = staging.groups_in_buffers(here, self.array)
+            await staging.each_group(groups, self.array, read_group)
 
 
 def leave_what_is_faster(chunks: Sequence[ChunkRead]) -> None:
@@ -56,10 +56,10 @@ def leave_what_is_faster(chunks: Sequence[ChunkRead]) -> None:
     can't read every shard to a GPU, nor what is behind codecs that convert elements.
     """
     for chunk in chunks:
-        layout, size = chunk.layout, size_of(chunk.place)
+        layout, size = chunk.layout, size_of(chunk.out_selection)
         if not isinstance(layout, Layout) or layout.conversion is not None:
             continue
-        is_large = size * layout.dtype.itemsize > gpu.BUFFER_BYTES
+        is_large = size * layout.dtype.itemsize > buffers.BUFFER_BYTES
         if chunk.source is not None and is_large and 2 * size > math.prod(layout.shape):
             chunk.source = None
             leave([chunk], LeftToZarr("most of a large chunk is read to a GPU"))

@@ -1,1 +1,0 @@
-"""zarr and Python as they are: versions, defaults, options, names, counts, threads, pickling."""

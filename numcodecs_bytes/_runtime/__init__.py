@@ -1,0 +1,1 @@
+"""What a running process has: threads, traces, and the net for own bugs."""

@@ -1,0 +1,1 @@
+"""zarr as it is: versions, defaults, options, names, batches, pickling; its private names."""
