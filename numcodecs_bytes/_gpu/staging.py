@@ -6,7 +6,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from numcodecs_bytes._core.dtypes import Array, GPUArray
 from numcodecs_bytes._gpu import buffers
 from numcodecs_bytes._gpu.kernels import cupy
-from numcodecs_bytes._plan.groups import Chunk, Group, groups_of, place_in_box, place_outside
+from numcodecs_bytes._plan.groups import (
+    Chunk,
+    Group,
+    groups_of,
+    out_selection_in_box,
+    out_selection_outside_box,
+)
 from numcodecs_bytes._plan.out_selections import are_slices, shape_of, size_of
 from numcodecs_bytes._zarr_api.versions import concurrency
 
@@ -40,7 +46,7 @@ async def each_group(
             try:
                 async with buffers.HostMemory(shape_of(group.box), array) as host:
                     for chunk in group.chunks:
-                        chunk.out_selection = place_in_box(group.box, chunk.out_selection)
+                        chunk.out_selection = out_selection_in_box(group.box, chunk.out_selection)
                     await process(group, host)
             except BaseException:
                 has_failed = True
@@ -69,7 +75,7 @@ def upload(group: Group[Chunk], host: Array, device: GPUArray, chunks: Sequence[
             copy = cupy().empty(host.shape, host.dtype)
             copy.set(host, stream)
             for chunk in chunks:
-                device[place_outside(group.box, chunk.out_selection)] = copy[
+                device[out_selection_outside_box(group.box, chunk.out_selection)] = copy[
                     (*chunk.out_selection, ...)
                 ]
         stream.synchronize()

@@ -7,13 +7,13 @@ from numcodecs_bytes._plan.out_selections import Box, OutSelection, are_slices, 
 from numcodecs_bytes._plan.outcome import HasOutcome
 
 
-class HasPlace(HasOutcome, Protocol):
+class HasOutSelection(HasOutcome, Protocol):
     """A chunk that is read or written, and where that belongs."""
 
     out_selection: OutSelection
 
 
-Chunk = TypeVar("Chunk", bound=HasPlace)
+Chunk = TypeVar("Chunk", bound=HasOutSelection)
 
 
 class Group(NamedTuple, Generic[Chunk]):
@@ -55,14 +55,14 @@ def _box_around_both(box: Box, other: Box) -> Box:
     )
 
 
-def place_in_box(box: OutSelection, out_selection: OutSelection) -> OutSelection:
+def out_selection_in_box(box: OutSelection, out_selection: OutSelection) -> OutSelection:
     """Return where in the box of a group the place of a chunk is."""
     if not are_slices(box):  # it is that place
         return tuple(slice(0, size) for size in shape_of(out_selection))
     return _moved(out_selection, [-along.start for along in box])
 
 
-def place_outside(box: OutSelection, out_selection: OutSelection) -> OutSelection:
+def out_selection_outside_box(box: OutSelection, out_selection: OutSelection) -> OutSelection:
     """Return where in the output, or in the values, the place of a chunk in a box is."""
     return _moved(out_selection, [along.start for along in box]) if are_slices(box) else box
 

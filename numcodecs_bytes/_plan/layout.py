@@ -92,7 +92,9 @@ class Layout:
         # Whether NumPy's copy converts stored elements: it can swap them, and no bits are invalid.
         self.is_converted_by_copy = byteswap_dtype(dtype) == dtype and not has_unused_bits(dtype)
         # Whether stored elements equal elements in memory, byte for byte.
-        self.is_plain = self.is_converted_by_copy and stored_dtype == dtype and conversion is None
+        self.is_stored_as_in_memory = (
+            self.is_converted_by_copy and stored_dtype == dtype and conversion is None
+        )
 
     def check_length(self, num_bytes: int, name: str) -> None:
         """Raise LengthError unless a chunk of this name has the right length."""

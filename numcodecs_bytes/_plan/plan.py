@@ -55,7 +55,7 @@ class RunPlan:
     window_shape: tuple[int, ...]
     window_strides: tuple[int, ...]
     num_runs: int = 0
-    length: int = 0  # of each run, in bytes
+    run_bytes: int = 0  # of each run, in bytes
     num_bytes: int = 0  # of all runs
     needs_take: bool = False  # whether `take_index` has to be applied to the window
     is_dense: bool = True  # whether the runs, end to end, are what is selected, in stored order
@@ -67,12 +67,12 @@ class RunPlan:
     _window_index: OutSelection | None = None
 
     @property
-    def span(self) -> int:
+    def extent_bytes(self) -> int:
         """The length from the start of the first run to the end of the last one, in bytes."""
         if not self.num_runs:
             return 0
         outer = zip(self.axes[: self.num_run_axes], self.bounds, strict=False)
-        return self.length + sum([(high - low) * axis.stride for axis, (low, high) in outer])
+        return self.run_bytes + sum([(high - low) * axis.stride for axis, (low, high) in outer])
 
     @property
     def memory_bytes(self) -> int:
@@ -115,11 +115,11 @@ class RunPlan:
         """
         if not self.num_run_axes:  # what follows takes 2 us
             return [[self.first_run_offset + start]]
-        num = max(constants.BLOCK_BYTES // max(self.length, constants.RUN_OVERHEAD_BYTES), 1)
+        num = max(constants.BLOCK_BYTES // max(self.run_bytes, constants.RUN_OVERHEAD_BYTES), 1)
         firsts = range(0, self.num_runs, num)
         return (self.starts(start, slice(first, first + num)).tolist() for first in firsts)
 
-    def sample(self, start: int) -> list[int]:
+    def probe_offsets(self, start: int) -> list[int]:
         """Return where a few bytes of the runs are, far apart, if the chunk begins at `start`.
 
         The last one comes first: after a read at the start of a file, Linux ignores some of what it
@@ -131,8 +131,8 @@ class RunPlan:
             positions: list[int] = self.starts(start, runs)[:num].tolist()
             return positions
         first = self.first_run_offset + start
-        step = max(self.length // num, constants.PREFETCH_BYTES)
-        return list(range(first + self.length - 1, first - 1, -step))
+        step = max(self.run_bytes // num, constants.PREFETCH_BYTES)
+        return list(range(first + self.run_bytes - 1, first - 1, -step))
 
 
 class PlacedRuns(NamedTuple):
@@ -143,12 +143,12 @@ class PlacedRuns(NamedTuple):
     out_selection: OutSelection
 
 
-def sample(placed: Sequence[tuple[RunPlan, int]]) -> list[int]:
+def probe_offsets(placed: Sequence[tuple[RunPlan, int]]) -> list[int]:
     """Return where a few bytes of plans are, far apart, given where each chunk begins."""
     num = constants.NUM_PROBES
     sampled = placed[:: -max(len(placed) // num, 1)][:num]
     most = num // max(len(sampled), 1)
-    return [position for plan, start in sampled for position in plan.sample(start)[:most]]
+    return [position for plan, start in sampled for position in plan.probe_offsets(start)[:most]]
 
 
 def plan_of(
@@ -220,7 +220,7 @@ def plan_axes(
         shape,
         _in_order_of_selection(axes, strides),
         num_runs=num_bytes // length if length else 0,
-        length=length,
+        run_bytes=length,
         num_bytes=num_bytes,
         needs_take=needs_take,
         is_dense=not needs_take and num_bytes == math.prod(shape) * item_size,
@@ -314,7 +314,7 @@ def _cut_first_axes(plan: RunPlan, most: int) -> list[list[Selector]]:
     4 rows of a plane: ``[[0:1, 1:2], [0:4, 4:8, 8:10]]``.
     """
     cuts: list[list[Selector]] = []
-    num_runs, hull_bytes = plan.num_runs, plan.length
+    num_runs, hull_bytes = plan.num_runs, plan.run_bytes
     most_runs = min(most // hull_bytes, 1 + most // constants.RUN_OVERHEAD_BYTES)
     for position, axis in enumerate(plan.axes):
         size = len(axis.indices)

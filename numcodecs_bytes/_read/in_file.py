@@ -15,7 +15,7 @@ from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.out_selections import OutSelection, are_slices, out_selection_within
 from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr, Outcome
-from numcodecs_bytes._plan.plan import RunPlan, plan_of, sample, split
+from numcodecs_bytes._plan.plan import RunPlan, plan_of, probe_offsets, split
 from numcodecs_bytes._plan.shards import InnerChunks, ShardLayout
 from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.output import Output, memory_of, view_of, write_selected
@@ -54,9 +54,9 @@ def read_chunk(
         max_gap = _max_gap(chunk, file, pace)
         plan = plan_of(chunk.item.selection, chunk.layout, out.drop_axes, max_gap)
         # For one short run, a probe could only show that threads wait, which may be known.
-        is_one_request = plan.num_runs == 1 and plan.length <= constants.PREFETCH_BYTES
+        is_one_request = plan.num_runs == 1 and plan.run_bytes <= constants.PREFETCH_BYTES
         if not (is_one_request and pace.waits.is_long) and pace.count_chunk(plan.num_runs):
-            pace.probe(file.descriptor, plan.sample(file.start))
+            pace.probe(file.descriptor, plan.probe_offsets(file.start))
         if pace.speed.is_slow:
             file = file._replace(is_prefetched=pace.speed.prefetching_helps)
             max_gap = _max_gap(chunk, file, pace)
@@ -146,7 +146,7 @@ def _find_at_pace(
         _prefetch_inner_chunks(inner_chunks, file, pace.gap_after(seconds))
     placed = [(plan, start) for plan, start, _ in inner_chunks.present]
     if pace.count_chunk(sum([plan.num_runs for plan, _ in placed])):
-        pace.probe(file.descriptor, sample(placed), are_prefetched=is_prefetched)
+        pace.probe(file.descriptor, probe_offsets(placed), are_prefetched=is_prefetched)
     helps = pace.speed.prefetching_helps
     if not pace.speed.is_slow or (is_prefetched and helps):
         return inner_chunks
@@ -160,7 +160,9 @@ def _prefetch_inner_chunks(
     inner_chunks: InnerChunks, file: OpenExtent, max_gap: int | None
 ) -> None:
     runs = (
-        (at, plan.length) for plan, start, _ in inner_chunks.present for at in _starts(plan, start)
+        (at, plan.run_bytes)
+        for plan, start, _ in inner_chunks.present
+        for at in _starts(plan, start)
     )
     files.prefetch(file.descriptor, runs, max_gap or 0)
 
@@ -211,9 +213,9 @@ def _region_of(
     memory = memory_of(out.array, out_selection, plan, layout)
     if memory is None:
         return None
-    if slow_copies.slow_distances and plan.length >= slow_copies.MIN_SLOW_BYTES:
+    if slow_copies.slow_distances and plan.run_bytes >= slow_copies.MIN_SLOW_BYTES:
         start = next(iter(plan.blocks(file.start)))[0]
-        if slow_copies.is_slow(start, memory.data, plan.length):
+        if slow_copies.is_slow(start, memory.data, plan.run_bytes):
             return None
     return memory.data
 
@@ -226,13 +228,13 @@ def _read_through_block(
         _prefetch(file, plan)
     starts = plan.starts(file.start).tolist()
     begin = 0
-    if slow_copies.slow_distances and plan.length >= slow_copies.MIN_SLOW_BYTES:
+    if slow_copies.slow_distances and plan.run_bytes >= slow_copies.MIN_SLOW_BYTES:
         end = starts[0]  # where NumPy swaps bytes, no copy from the block is slow
-        if layout.is_plain and are_slices(out_selection):
+        if layout.is_stored_as_in_memory and are_slices(out_selection):
             end = out.array[(*out_selection, ...)].ctypes.data
         begin = slow_copies.begin_between(starts[0], end)
     take_block = partial(_take_block, begin=begin)
-    raw = files.read_runs(file.descriptor, starts, plan.length, take_block)
+    raw = files.read_runs(file.descriptor, starts, plan.run_bytes, take_block)
     if file.checksum is not None and len(starts) == 1:
         file.checksum.add(starts[0], raw)
     with out.lock:
@@ -245,11 +247,11 @@ def _read_straight(file: OpenExtent, plan: RunPlan, memory: memoryview, out: Out
     """Read runs straight to their memory in the output; return False if the system can't do it."""
     if file.is_prefetched:
         _prefetch(file, plan)
-    read = _read_long_runs if plan.length >= files.MIN_READINTO_BYTES else _copy_short_runs
+    read = _read_long_runs if plan.run_bytes >= files.MIN_READINTO_BYTES else _copy_short_runs
     first = 0
     for starts in plan.blocks(file.start):
-        end = first + len(starts) * plan.length
-        if not read(file.descriptor, starts, plan.length, memory[first:end], out):
+        end = first + len(starts) * plan.run_bytes
+        if not read(file.descriptor, starts, plan.run_bytes, memory[first:end], out):
             return False  # which the first run shows
         if file.checksum is not None and len(starts) == 1:
             file.checksum.add(starts[0], memory[first:end])
@@ -316,8 +318,8 @@ def _read_cold_run(descriptor: int, start: int, run: memoryview, out: Output) ->
 
 def _prefetch(file: OpenExtent, plan: RunPlan) -> None:
     """Prefetch the runs of a plan, unless they are read at once anyway."""
-    if plan.num_runs > 1 or plan.length > constants.PREFETCH_BYTES:
-        runs = zip(_starts(plan, file.start), itertools.repeat(plan.length))
+    if plan.num_runs > 1 or plan.run_bytes > constants.PREFETCH_BYTES:
+        runs = zip(_starts(plan, file.start), itertools.repeat(plan.run_bytes))
         files.prefetch(file.descriptor, runs)
 
 

@@ -182,6 +182,11 @@ def _pays(
 
     A request costs as much as a gap that is worth reading over.
     """
-    cost = sum([min(plan.span, plan.num_runs * (plan.length + budget.max_gap)) for plan in plans])
+    cost = sum(
+        [
+            min(plan.extent_bytes, plan.num_runs * (plan.run_bytes + budget.max_gap))
+            for plan in plans
+        ]
+    )
     would_split = target.may_split() and budget.would_split(num_bytes)
     return would_split or num_bytes - cost > least_saving

@@ -132,7 +132,7 @@ class RemoteObject:
             return []
         plans = [plan for plan, *_ in placed]
         num_bytes = [plan.num_bytes for plan in plans]
-        longest_run = max([plan.length for plan in plans])
+        longest_run = max([plan.run_bytes for plan in plans])
         may_split = self.may_split() and not budget.is_exact
         is_one_run = len(plans) == plans[0].num_runs == 1
         if is_one_run and not (may_split and budget.would_split(longest_run)):
@@ -142,7 +142,7 @@ class RemoteObject:
                 memory[:] = raw
             return [raw]
         starts = np.concatenate([plan.starts(start) for plan, start, _ in placed])
-        lengths = np.repeat([p.length for p in plans], [p.num_runs for p in plans])
+        lengths = np.repeat([p.run_bytes for p in plans], [p.num_runs for p in plans])
         memory = np.empty(sum(num_bytes), np.uint8) if memory is None else memory
         runs = sorted_runs(starts, lengths)
         longest = budget.longest(num_bytes_over_gaps(runs, budget.max_gap))

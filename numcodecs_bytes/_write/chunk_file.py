@@ -37,7 +37,7 @@ class WriteBatch(NamedTuple):
     is_required: bool  # whether they must be written in place
 
 
-SelectionPlan = TypeVar("SelectionPlan")  # without gaps: a `Plan`, or that of a shard
+SelectionPlan = TypeVar("SelectionPlan")  # without gaps: a `RunPlan`, or that of a shard
 
 
 class WritePlan(NamedTuple, Generic[SelectionPlan]):

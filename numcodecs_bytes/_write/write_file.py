@@ -129,7 +129,7 @@ def _write_piece(
         window: Array = np.ndarray(shape, stored, raw, 0, strides)
         index = mesh(plan.take_index, shape) if plan.needs_take else ...
         window[index] = encode_array(elements, stored)
-    write_runs(target, raw, starts, plan.length)
+    write_runs(target, raw, starts, plan.run_bytes)
 
 
 def write_runs(target: OpenOutput, raw: UInt8Array, starts: Sequence[int], length: int) -> None:

@@ -20,7 +20,7 @@ I4, BIG_I4, U1 = np.dtype("i4"), np.dtype(">i4"), np.dtype("u1")
 
 def apply(plan, raw, layout, start=0):
     """Return what a plan selects from the bytes of an object."""
-    runs = b"".join([raw[s : s + plan.length] for s in plan.starts(start).tolist()])
+    runs = b"".join([raw[s : s + plan.run_bytes] for s in plan.starts(start).tolist()])
     window = np.ndarray(
         plan.window_shape, layout.stored_dtype, runs or bytes(4), 0, plan.window_strides
     )
@@ -85,11 +85,11 @@ def test_plans_and_their_parts_select_what_numpy_selects(set_constants):
                 out[where] = apply(part, raw, layout, 5)
             np.testing.assert_array_equal(out, expected)
         if plan.is_dense:
-            runs = [raw[s : s + plan.length] for s in plan.starts(5).tolist()]
+            runs = [raw[s : s + plan.run_bytes] for s in plan.starts(5).tolist()]
             stored = np.asarray(expected, BIG_I4).transpose(plan.stored_axes)
             assert b"".join(runs) == stored.tobytes()
         if plan.max_gap == 0:
-            read = {b for s in plan.starts().tolist() for b in range(s, s + plan.length)}
+            read = {b for s in plan.starts().tolist() for b in range(s, s + plan.run_bytes)}
             selected = apply(plan, np.arange(len(raw) // 4, dtype=BIG_I4).tobytes(), layout)
             assert read == {4 * int(k) + b for k in selected.ravel() for b in range(4)}
 
@@ -128,7 +128,7 @@ def test_a_selection_that_is_moved_to_the_start(selection, moved):
 )
 def test_what_is_read_of_100_rows_of_10000_bytes(selection, num_runs, length):
     plan = plan_of(selection, Layout((100, 10_000), U1, U1), max_gap=1 << 13)
-    assert (plan.num_runs, plan.length) == (num_runs, length)
+    assert (plan.num_runs, plan.run_bytes) == (num_runs, length)
 
 
 def test_dense_points_in_disorder_are_grouped_by_block_and_read_once(set_constants):
@@ -148,7 +148,9 @@ def test_parts_follow_each_other_in_the_file(set_constants):
         [np.s_[0:5, 0:7, 0:9], np.s_[1:5:2, 2:6, 0:9:4], (3, slice(0, 7), slice(0, 9, 2))],
     ):
         plan = plan_of(selection, Layout((5, 7, 9), U1, U1, order), max_gap=1)
-        ends = [(part.starts()[0], part.starts()[-1] + part.length) for _, part in split(plan, 1)]
+        ends = [
+            (part.starts()[0], part.starts()[-1] + part.run_bytes) for _, part in split(plan, 1)
+        ]
         assert len(ends) > 1
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
 
