@@ -2,7 +2,7 @@
 
 Works on integers only: no array data, no I/O. From the innermost stored axis outwards, everything
 between the lowest and the highest index, the hull, is one run if it is no longer than the n indices
-alone would be with the largest gap between them: ``hull <= n * length + (n - 1) * gap``. Along the
+alone would be with the largest gap between them: ``hull <= n * run + (n - 1) * max_gap``. Along the
 other axes, there is a run for each index. So all runs of a plan have the same length. What a hull
 holds beyond the selection is left out by a strided window over the runs, and by NumPy's indexing.
 """
@@ -50,7 +50,7 @@ class RunPlan:
 
     axes: tuple[Axis, ...]  # in the order in which they are stored
     stored_axes: tuple[int, ...]  # those of the selection, in that order
-    max_gap: int  # the largest gap that was planned with, in bytes
+    max_gap: int  # that was planned with, in bytes
     # The window over the runs, end to end, with the axes of the selection; strides in bytes.
     window_shape: tuple[int, ...]
     window_strides: tuple[int, ...]
@@ -64,7 +64,7 @@ class RunPlan:
     bounds: Bounds = ()  # of the indices along each axis
     # Made when they are first needed; two threads may both make the same.
     _offsets: Indices | None = None
-    _window_index: OutSelection | None = None
+    _take_index: OutSelection | None = None
 
     @property
     def extent_bytes(self) -> int:
@@ -82,14 +82,14 @@ class RunPlan:
     @property
     def take_index(self) -> OutSelection:
         """What to select along each axis of the window: ``slice(None)``, or a 1-D array."""
-        if self._window_index is None:  # made here, because a plan that is split never needs it
+        if self._take_index is None:  # made here, because a plan that is split never needs it
             index: list[Selector] = [slice(None)] * len(self.window_shape)
             for position in range(self.num_run_axes, len(self.axes)):
                 axis, (low, _) = self.axes[position], self.bounds[position]
                 if axis.selection_axis is not None and type(axis.indices) is not range:
                     index[axis.selection_axis] = axis.indices - low if low else axis.indices
-            self._window_index = tuple(index)
-        return self._window_index
+            self._take_index = tuple(index)
+        return self._take_index
 
     def starts(self, start: int = 0, runs: slice = slice(None)) -> Indices:
         """Return the offset of each run, or of some, in bytes, if the chunk begins at `start`."""
@@ -128,15 +128,15 @@ class RunPlan:
         num = constants.NUM_PROBES
         if self.num_runs > 1:
             runs = slice(None, None, -max(self.num_runs // num, 1))
-            positions: list[int] = self.starts(start, runs)[:num].tolist()
-            return positions
+            offsets: list[int] = self.starts(start, runs)[:num].tolist()
+            return offsets
         first = self.first_run_offset + start
         step = max(self.run_bytes // num, constants.PREFETCH_BYTES)
         return list(range(first + self.run_bytes - 1, first - 1, -step))
 
 
 class PlacedRuns(NamedTuple):
-    """What is read of a chunk, and where that belongs."""
+    """What is read of a chunk, and where that belongs in the output."""
 
     plan: RunPlan
     start: int  # the offset of the chunk in its object, in bytes
@@ -146,9 +146,9 @@ class PlacedRuns(NamedTuple):
 def probe_offsets(placed: Sequence[tuple[RunPlan, int]]) -> list[int]:
     """Return where a few bytes of plans are, far apart, given where each chunk begins."""
     num = constants.NUM_PROBES
-    sampled = placed[:: -max(len(placed) // num, 1)][:num]
-    most = num // max(len(sampled), 1)
-    return [position for plan, start in sampled for position in plan.probe_offsets(start)[:most]]
+    probed = placed[:: -max(len(placed) // num, 1)][:num]
+    max_offsets = num // max(len(probed), 1)
+    return [offset for plan, start in probed for offset in plan.probe_offsets(start)[:max_offsets]]
 
 
 def plan_of(
@@ -156,7 +156,7 @@ def plan_of(
 ) -> RunPlan:
     """Return the plan for a selection of a chunk; raise `LeftToZarr` if it is of an unknown kind.
 
-    It is cached, unless the selection has arrays. With a gap of 0, all bytes of all runs are
+    It is cached, unless the selection has arrays. With a `max_gap` of 0, all bytes of all runs are
     selected, and repeated indices repeat runs.
     """
     max_gap = constants.GAP_BYTES if max_gap is None else max_gap
@@ -182,45 +182,74 @@ def _plan(
     return plan_axes(axes_of(selection, geometry, drop_axes), geometry.item_size, max_gap)
 
 
-def plan_axes(
-    axes: tuple[Axis, ...],
-    item_size: int,
-    max_gap: int | None = None,
-    num_run_axes: int | None = None,
-) -> RunPlan:
+def plan_axes(axes: tuple[Axis, ...], item_size: int, max_gap: int | None = None) -> RunPlan:
     """Return the plan for indices along each axis, in the order in which the axes are stored.
 
-    The first `num_run_axes` axes have a run for each index; by default, the gap decides how many.
+    Gaps of up to `max_gap` decide along how many axes the hull is one run.
     """
     max_gap = constants.GAP_BYTES if max_gap is None else max_gap
-    stored_axes = tuple([axis.selection_axis for axis in axes if axis.selection_axis is not None])
-    sizes, strides = [len(axis.indices) for axis in axes], [0] * len(axes)
-    if 0 in sizes:
+    if 0 in [len(axis.indices) for axis in axes]:
         shape = shape_of(axes)
-        return RunPlan(axes, stored_axes, max_gap, shape, window_strides=(0,) * len(shape))
+        return RunPlan(axes, _stored_axes(axes), max_gap, shape, window_strides=(0,) * len(shape))
     bounds = tuple([axis.bounds for axis in axes])
-    num_run_axes, start, length = _hull(axes, bounds, item_size, max_gap, num_run_axes)
-    num_bytes = step = math.prod(sizes[:num_run_axes]) * length
-    for position, axis in enumerate(axes):
-        if position < num_run_axes:  # a run for each index
-            step //= sizes[position]
-            strides[position] = step
-        elif type(axis.indices) is range:  # a window over the hull
+    num_run_axes = _num_run_axes(axes, bounds, item_size, max_gap)
+    return _plan_hulls(axes, bounds, item_size, max_gap, num_run_axes)
+
+
+def plan_run_axes(
+    axes: tuple[Axis, ...], item_size: int, max_gap: int, num_run_axes: int
+) -> RunPlan:
+    """Return the plan for at least one index along each axis, as `plan_axes` does.
+
+    The first `num_run_axes` axes have a run for each index, whatever the gaps between them.
+    """
+    bounds = tuple([axis.bounds for axis in axes])
+    return _plan_hulls(axes, bounds, item_size, max_gap, num_run_axes)
+
+
+def _num_run_axes(axes: tuple[Axis, ...], bounds: Bounds, item_size: int, max_gap: int) -> int:
+    """Return how many axes, the first ones, have a run for each index."""
+    num, run_bytes = len(axes), item_size
+    for axis, (low, high) in zip(reversed(axes), reversed(bounds), strict=True):
+        hull_bytes = run_bytes + (high - low) * axis.stride
+        if hull_bytes > len(axis.indices) * (run_bytes + max_gap) - max_gap:
+            break
+        # Indices in an array may be repeated, and others left out.
+        if not max_gap and type(axis.indices) is not range and high > low:
+            break
+        num, run_bytes = num - 1, hull_bytes
+    return num
+
+
+def _plan_hulls(
+    axes: tuple[Axis, ...], bounds: Bounds, item_size: int, max_gap: int, num_run_axes: int
+) -> RunPlan:
+    """Return the plan whose runs are the hulls along all axes but the first `num_run_axes`."""
+    sizes, strides = [len(axis.indices) for axis in axes], [0] * len(axes)
+    start, run_bytes, needs_take = 0, item_size, False
+    for position in range(num_run_axes, len(axes)):  # a window over the hull
+        axis, (low, high) = axes[position], bounds[position]
+        start += low * axis.stride
+        run_bytes += (high - low) * axis.stride
+        if type(axis.indices) is range:
             strides[position] = axis.stride * axis.indices.step
         else:
             strides[position] = axis.stride
-            low, high = bounds[position]
             sizes[position] = high - low + 1
-    needs_take = any([type(axis.indices) is not range for axis in axes[num_run_axes:]])
+            needs_take = True
+    num_bytes = run_bytes
+    for position in reversed(range(num_run_axes)):  # a run for each index
+        strides[position] = num_bytes
+        num_bytes *= sizes[position]
     shape = _in_order_of_selection(axes, sizes)
     return RunPlan(
         axes,
-        stored_axes,
+        _stored_axes(axes),
         max_gap,
         shape,
         _in_order_of_selection(axes, strides),
-        num_runs=num_bytes // length if length else 0,
-        run_bytes=length,
+        num_runs=num_bytes // run_bytes if run_bytes else 0,
+        run_bytes=run_bytes,
         num_bytes=num_bytes,
         needs_take=needs_take,
         is_dense=not needs_take and num_bytes == math.prod(shape) * item_size,
@@ -228,6 +257,10 @@ def plan_axes(
         first_run_offset=start,
         bounds=bounds,
     )
+
+
+def _stored_axes(axes: tuple[Axis, ...]) -> tuple[int, ...]:
+    return tuple([axis.selection_axis for axis in axes if axis.selection_axis is not None])
 
 
 def shape_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
@@ -242,92 +275,69 @@ def _in_order_of_selection(axes: tuple[Axis, ...], numbers: list[int]) -> tuple[
     return tuple([by_axis[k] for k in range(len(by_axis))])
 
 
-def _hull(
-    axes: tuple[Axis, ...],
-    bounds: Bounds,
-    item_size: int,
-    max_gap: int,
-    num_run_axes: int | None,
-) -> tuple[int, int, int]:
-    """Return how many axes have a run for each index, and the hull along the others.
-
-    That is its offset and its length, in bytes. The bounds are those of the indices of each axis.
-    """
-    num, start, length = len(axes), 0, item_size
-    for axis, (low, high) in zip(reversed(axes), reversed(bounds), strict=True):
-        longer = length + (high - low) * axis.stride
-        if num_run_axes is None:
-            # Indices in an array may be repeated, and others left out.
-            may_leave_out = type(axis.indices) is not range and high > low
-            if longer > len(axis.indices) * (length + max_gap) - max_gap or (
-                may_leave_out and not max_gap
-            ):
-                break
-        elif num == num_run_axes:
-            break
-        num, start, length = num - 1, start + low * axis.stride, longer
-    return num, start, length
-
-
 def split(plan: RunPlan, item_size: int) -> Iterator[tuple[OutSelection, RunPlan]]:
-    """Yield pieces of a plan, in stored order, and the place of each in the selection.
+    """Yield a plan in blocks, in stored order, and what each is of the selection.
 
-    Each reads at most `constants.BLOCK_BYTES`, unless it is a single element, or a hull of up to
-    `constants.GROUP_BYTES` around indices in arrays. If the axes are stored in another order,
-    pieces read up to that much, too, to fill whole cache lines of the output.
-    An axis with an array of many close indices is cut into blocks of the chunk, each of which is
-    read once. Elements of a piece at the same place are in the order of the selection.
+    Each reads at most `constants.BLOCK_BYTES`, or what `_max_block_bytes` says, unless it is a
+    single element. An axis with an array of many close indices is cut at multiples of a number of
+    indices of the chunk, so that each byte is read once. Elements of a block that belong to the
+    same element of the output are in the order of the selection.
     """
-    whole, most = (slice(None),) * len(plan.window_shape), max(constants.BLOCK_BYTES, item_size)
-    if plan.num_runs == 1 and plan.num_bytes > most:
-        is_transposed = list(plan.stored_axes) != sorted(plan.stored_axes)
-        group = max(constants.GROUP_BYTES, item_size)
-        # A longer hull around indices is read in blocks.
-        fills_group = plan.num_bytes <= group if plan.needs_take else is_transposed
-        if fills_group:
-            most = group
-    if plan.memory_bytes <= most:
-        yield whole, plan
+    max_bytes = constants.BLOCK_BYTES
+    if plan.memory_bytes > max_bytes:
+        max_bytes = _max_block_bytes(plan, item_size)
+    if plan.memory_bytes <= max_bytes:
+        yield (slice(None),) * len(plan.window_shape), plan
         return
-    cuts = _cut_first_axes(plan, most)
-    is_in_hull = len(cuts) > plan.num_run_axes  # the last axis that is cut
-    for selectors in itertools.product(*cuts):
-        axes = list(plan.axes)
-        out_selection: list[Selector] = list(whole)
-        for position, selector in enumerate(selectors):
-            axes[position] = axis = axes[position].at(selector)
-            if axis.selection_axis is not None:
-                out_selection[axis.selection_axis] = selector
-        # In a block, indices may be far enough apart for a run for each.
-        num_run_axes = None if is_in_hull else plan.num_run_axes
-        piece = plan_axes(tuple(axes), item_size, plan.max_gap, num_run_axes)
-        if piece.memory_bytes > most:  # many short runs, which take more memory than their hull
-            piece = plan_axes(tuple(axes), item_size, plan.max_gap, plan.num_run_axes)
-        yield tuple(out_selection), piece
+    cuts = _cut_first_axes(plan, max_bytes)
+    if len(cuts) <= plan.num_run_axes:
+        for out_selection, axes in _select(plan, cuts):
+            yield out_selection, plan_run_axes(axes, item_size, plan.max_gap, plan.num_run_axes)
+        return
+    for out_selection, axes in _select(plan, cuts):  # each is part of a run
+        block = plan_axes(axes, item_size, plan.max_gap)  # there, indices may be far apart
+        if block.memory_bytes > max_bytes:  # many short runs, which take more than their hull
+            block = plan_run_axes(axes, item_size, plan.max_gap, plan.num_run_axes)
+        yield out_selection, block
 
 
-def _cut_first_axes(plan: RunPlan, most: int) -> list[list[Selector]]:
-    """Return what selects the indices of pieces along the first axes, up to one that is cut.
+def _max_block_bytes(plan: RunPlan, item_size: int) -> int:
+    """Return how much a block may read: more for some plans of a single long run.
 
-    Pieces have as many indices along it as can be read in `most` bytes, one index along each axis
+    That is up to `constants.GROUP_BYTES`: for a shorter hull around indices in arrays, or if axes
+    are stored in another order, to fill whole cache lines of the output.
+    """
+    if plan.num_runs == 1:
+        max_bytes = max(constants.GROUP_BYTES, item_size)
+        is_transposed = list(plan.stored_axes) != sorted(plan.stored_axes)
+        # A longer hull around indices is read in blocks.
+        if plan.num_bytes <= max_bytes if plan.needs_take else is_transposed:
+            return max_bytes
+    return max(constants.BLOCK_BYTES, item_size)
+
+
+def _cut_first_axes(plan: RunPlan, max_bytes: int) -> list[list[Selector]]:
+    """Return what selects the indices of blocks along the first axes, up to one that is cut.
+
+    Blocks have as many indices along it as can be read in `max_bytes`, one index along each axis
     before it, and all along those after it: of 2 planes of 10 rows, each a run of 1 KiB, 4 KiB are
     4 rows of a plane: ``[[0:1, 1:2], [0:4, 4:8, 8:10]]``.
     """
     cuts: list[list[Selector]] = []
     num_runs, hull_bytes = plan.num_runs, plan.run_bytes
-    most_runs = min(most // hull_bytes, 1 + most // constants.RUN_OVERHEAD_BYTES)
+    max_runs = min(max_bytes // hull_bytes, 1 + max_bytes // constants.RUN_OVERHEAD_BYTES)
     for position, axis in enumerate(plan.axes):
         size = len(axis.indices)
         if position < plan.num_run_axes:
             num_runs //= size  # for each index
-            num = most_runs // num_runs
+            num = max_runs // num_runs
         else:
             low, high = plan.bounds[position]
             hull_bytes -= (high - low) * axis.stride  # for each index
             step = axis.indices.step if type(axis.indices) is range else 1
-            num = 1 + (most - hull_bytes) // (axis.stride * step)
+            num = 1 + (max_bytes - hull_bytes) // (axis.stride * step)
             if num > 0 and type(axis.indices) is not range:
-                return [*cuts, list(_blocks(axis.indices, low, high, num))]
+                return [*cuts, list(_cut_array(axis.indices, low, high, num))]
         firsts = range(0, size, max(num, 1))
         cuts.append([slice(first, min(first + firsts.step, size)) for first in firsts])
         if num > 0:
@@ -335,8 +345,22 @@ def _cut_first_axes(plan: RunPlan, most: int) -> list[list[Selector]]:
     return cuts
 
 
-def _blocks(indices: Indices, low: int, high: int, num: int) -> Iterator[Selector]:
-    """Yield what selects indices, between `low` and `high`, by blocks of `num`.
+def _select(
+    plan: RunPlan, cuts: list[list[Selector]]
+) -> Iterator[tuple[OutSelection, tuple[Axis, ...]]]:
+    """Yield what each block is of the selection, and its indices along each axis."""
+    for selectors in itertools.product(*cuts):
+        axes = list(plan.axes)
+        out_selection: list[Selector] = [slice(None)] * len(plan.window_shape)
+        for position, selector in enumerate(selectors):
+            axes[position] = axis = axes[position].select(selector)
+            if axis.selection_axis is not None:
+                out_selection[axis.selection_axis] = selector
+        yield tuple(out_selection), tuple(axes)
+
+
+def _cut_array(indices: Indices, low: int, high: int, num: int) -> Iterator[Selector]:
+    """Yield what selects the indices from `low` on, `num` possible ones at a time, up to `high`.
 
     Those are slices if the indices ascend, else arrays.
     """

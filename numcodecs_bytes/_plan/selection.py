@@ -23,7 +23,7 @@ class Axis(NamedTuple):
     stride: int  # the distance from one index to the next, in bytes of the chunk
     selection_axis: int | None  # which axis of the selected elements it is; None if it is dropped
 
-    def at(self, selector: Selector) -> "Axis":
+    def select(self, selector: Selector) -> "Axis":
         """Return what a slice, or an array, selects of the indices."""
         indices: Any = self.indices
         return self._replace(indices=indices[selector])
