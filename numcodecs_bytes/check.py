@@ -55,6 +55,7 @@ from numcodecs_bytes._tools.reporting import (
 )
 from numcodecs_bytes._tools.v2_to_v3 import MixedByteOrderError, disagreements
 from numcodecs_bytes._tools.xarray_attributes import how_to_decode, is_decodable
+from numcodecs_bytes._zarr_api.private_names import are_data_types_unloaded
 from numcodecs_bytes.codec import Bytes
 
 __all__ = ["ArrayReport", "Limits", "check"]
@@ -129,9 +130,7 @@ def _check_array(
     names = array.dtype.names
     report.data_type = f"struct of {len(names)} fields" if names else str(array.dtype)
     is_in_part = _report_partial_reads(array, report)
-    # zarr before 3.4.1 parses the data type of an array before it loads any entry point.
-    is_late = bool(getattr(zarr.dtype.data_type_registry, "_lazy_load_list", ()))
-    if is_late and _is_our_data_type(array.metadata.dtype):
+    if are_data_types_unloaded() and _is_our_data_type(array.metadata.dtype):
         how = f"only after `import {zarr_data_types.__name__}`"
         report.notes.append(f"zarr {zarr.__version__} opens its data type {how}")
     if array.metadata.zarr_format == 3:

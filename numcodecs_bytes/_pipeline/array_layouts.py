@@ -1,6 +1,8 @@
 """How the chunks of an array are stored, by the codecs of its pipeline."""
 
+import dataclasses
 import json
+import operator
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -8,7 +10,6 @@ from typing import Any
 import zarr
 import zarr.codecs
 from zarr.codecs import TransposeCodec
-from zarr.codecs._v2 import V2Codec
 from zarr.core.array import create_codec_pipeline
 from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import cpu, gpu
@@ -40,7 +41,8 @@ from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
 from numcodecs_bytes._zarr_api.names import keys_are_v2, name_of_class
 from numcodecs_bytes._zarr_api.options import warn_of_other_pipeline, warn_of_unknown_keys
 from numcodecs_bytes._zarr_api.pickling import PickledAsConfigured
-from numcodecs_bytes._zarr_api.versions import COPIES_SWAP_BYTES, HAS_STRUCT, has_sync_index
+from numcodecs_bytes._zarr_api.private_names import V2Codec, has_sync_index, index_bytes_of
+from numcodecs_bytes._zarr_api.versions import COPIES_SWAP_BYTES, HAS_STRUCT
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_codec import BytesCodec
 
@@ -269,10 +271,11 @@ def _dtypes_of(codec: zarr.codecs.BytesCodec, spec: ArraySpec) -> tuple[AnyDType
 
 
 def _layout_of_shard(codec: Any, layout_of_inner: LayoutOf, chunk_spec: ArraySpec) -> ShardLayout:
-    inner = layout_of_inner(codec._get_chunk_spec(chunk_spec))
+    inner = layout_of_inner(dataclasses.replace(chunk_spec, shape=codec.chunk_shape))
     if isinstance(inner, ShardLayout):
         raise LeftToZarr("shards in shards")
     # zarr 3.1.6 can't read its own structures in shards.
     if not inner.item_size or (inner.dtype.kind == "V" and not HAS_STRUCT):
         raise LeftToZarr(f"{inner.dtype} in shards")
-    return ShardLayout(codec, chunk_spec, inner)
+    grid_shape = tuple(map(operator.floordiv, chunk_spec.shape, inner.shape))
+    return ShardLayout(codec, grid_shape, inner, index_bytes_of(codec, grid_shape))

@@ -7,13 +7,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from zarr.codecs import TransposeCodec
 from zarr.core.array_spec import ArraySpec
-from zarr.core.buffer import cpu
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.dtypes import AnyDType, Array, ByteOrder, name_of_ml_dtype
 from numcodecs_bytes._plan.layout import ElementCodecs
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._zarr_api.names import name_of_class
+from numcodecs_bytes._zarr_api.private_names import decode_elements, numcodecs_codec_of
 
 # Of these classes, a part of a chunk is decoded to the same part of the decoded chunk.
 # Subclasses may do anything.
@@ -105,21 +105,14 @@ def _step_of_zarr(codec: Any, decoded: ArraySpec, encoded: ArraySpec) -> _Step:
     dtype, encoded_dtype = decoded.dtype.to_native_dtype(), encoded.dtype.to_native_dtype()
     _check_numbers(dtype, encoded_dtype)
     if name_of_class(codec) in _OF_ZARR:
-        return _Step(partial(_decode, codec, decoded), encoded_dtype)
-    inner = codec._codec
+        return _Step(partial(decode_elements, codec, decoded), encoded_dtype)
+    inner = numcodecs_codec_of(codec)
     if name_of_class(inner) != _WRAPPERS[name_of_class(codec)]:
         raise LeftToZarr(f"converted by {name_of_class(inner)}")
     step = _step_of_numcodecs(inner, dtype)
     if step.encoded_dtype.itemsize != encoded_dtype.itemsize:
         raise LeftToZarr("a codec encodes to elements of another size than zarr expects")
     return step
-
-
-def _decode(codec: Any, spec: ArraySpec, flat: Array) -> Array:
-    """Return what a codec of zarr decodes elements to."""
-    buffer = cpu.NDBuffer.from_numpy_array(flat)
-    decoded: Array = codec._decode_sync(buffer, spec).as_numpy_array()
-    return decoded
 
 
 def _step_of_numcodecs(codec: Any, dtype: AnyDType) -> _Step:

@@ -6,6 +6,7 @@ wrong with a shard, it is left to zarr, which raises the error or reads it.
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -119,16 +120,18 @@ def _find(
 class ShardLayout:
     """How the shards of an array are stored: by zarr's codec, with inner chunks of one layout."""
 
-    def __init__(self, codec: Any, spec: Any, inner: Layout) -> None:
-        self.codec, self.shape, self.inner = codec, spec.shape, inner
+    def __init__(
+        self, codec: Any, grid_shape: tuple[int, ...], inner: Layout, index_bytes: int
+    ) -> None:
+        self.codec, self.grid_shape, self.inner = codec, grid_shape, inner
+        self.index_bytes = index_bytes
         self.item_size, self.dtype = inner.item_size, inner.dtype
+        self.shape = tuple(map(operator.mul, grid_shape, inner.shape))
         # As if the shard were one chunk in C order: selections are cut at the inner chunks later.
-        axis_order = tuple(range(len(spec.shape)))
-        self.geometry = Geometry(spec.shape, axis_order, inner.item_size)
+        axis_order = tuple(range(len(self.shape)))
+        self.geometry = Geometry(self.shape, axis_order, inner.item_size)
         self.num_bytes = self.geometry.num_bytes  # of all inner chunks
-        self.grid_shape = codec._get_chunks_per_shard(spec)
-        self.index_bytes = int(codec._shard_index_size(self.grid_shape))
-        self.num_chunks = math.prod(self.grid_shape)
+        self.num_chunks = math.prod(grid_shape)
         location = codec.index_location  # an Enum on zarr 3.1.6
         self.is_index_first = getattr(location, "value", location) == "start"
         # What two layouts have in common if the same bytes are the same index to both.

@@ -11,6 +11,7 @@ from zarr.storage import ZipStore
 from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._sources.files import OpenExtent
+from numcodecs_bytes._zarr_api.private_names import flush_zip, zip_file_of
 
 # Flags of a member: its name is UTF-8; it is encrypted, or a patch.
 _UTF_8, _OTHER_FLAGS = 0x800, 0x61
@@ -36,18 +37,14 @@ def _archive_of(store: Any) -> zipfile.ZipFile:
     The lock of the store is taken only where an archive is opened, or may be written: if a thread
     has it while this process is forked, the child can never take it.
     """
-    if not store._is_open:
-        if not hasattr(store, "_zipfile"):  # zarr 3.1.6, which makes another lock when it opens it
-            raise LeftToZarr(_CLOSED)
-        try:
-            store._zipfile()
-        except Exception as error:  # whatever it is, zarr raises it as well
-            raise LeftToZarr(f"the archive can't be opened: {error}") from error
-    archive: zipfile.ZipFile = store._zf
+    try:
+        archive = zip_file_of(store)
+    except Exception as error:  # whatever it is, zarr raises it as well
+        raise LeftToZarr(f"the archive can't be opened: {error}") from error
+    if archive is None:
+        raise LeftToZarr(_CLOSED)
     if archive.mode != "r":
-        with store._lock:
-            if archive.fp is not None:
-                archive.fp.flush()  # members that were written after it was opened
+        flush_zip(store, archive)  # members that were written after it was opened
     return archive
 
 

@@ -12,7 +12,8 @@ from numcodecs_bytes._plan.outcome import FetchCounts, ZarrFails
 from numcodecs_bytes._plan.shards import REMEDY, ShardLayout
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.files import OpenExtent
-from numcodecs_bytes._zarr_api.versions import decode_index, has_index_checksum
+from numcodecs_bytes._zarr_api.private_names import decode_index
+from numcodecs_bytes._zarr_api.versions import has_index_checksum
 
 # How many bytes of indices the process caches. That of 4,096 inner chunks takes 64 KiB; to read and
 # check it again, a row takes 1.3 times as long, and 1.9 times with 65,536 inner chunks.

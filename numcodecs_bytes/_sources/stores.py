@@ -36,6 +36,7 @@ from numcodecs_bytes._sources.manifests import folder_of, is_file_name, requests
 from numcodecs_bytes._sources.store_states import state_of
 from numcodecs_bytes._zarr_api.names import name_of_class, name_of_type
 from numcodecs_bytes._zarr_api.options import classes_not_installed, stores_with_ranges
+from numcodecs_bytes._zarr_api.private_names import is_open
 
 
 class ObjectExtent(NamedTuple):
@@ -152,7 +153,7 @@ def _of_memory_store(_store: MemoryStore) -> ChunkLocator:
 
 def _of_local_store(store: LocalStore) -> ChunkLocator:
     root = root_of(store)
-    if not store._is_open:  # its `get` opens it, and raises if its folder is gone
+    if not is_open(store):  # its `get` opens it, and raises if its folder is gone
         raise NotOpen("the store is not open")
     return lambda path: FileExtent(opens(path_of_file(root, path)), NOT_FOUND)
 

@@ -14,7 +14,6 @@ import numpy as np
 from zarr.abc.codec import Codec
 from zarr.abc.store import RangeByteRequest
 from zarr.codecs import BytesCodec, ShardingCodec
-from zarr.codecs._v2 import V2Codec
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.core.common import concurrent_map
@@ -39,6 +38,7 @@ from numcodecs_bytes._tools.hierarchy import (
 )
 from numcodecs_bytes._tools.reporting import ArrayReport, Limits, ProgressBar, describe_error
 from numcodecs_bytes._zarr_api.names import plural, target_of
+from numcodecs_bytes._zarr_api.private_names import V2Codec
 from numcodecs_bytes._zarr_api.versions import concurrency
 
 

@@ -35,6 +35,7 @@ from numcodecs_bytes._sources.manifests import folder_of
 from numcodecs_bytes._sources.stores import locate_chunk, only_states_lengths
 from numcodecs_bytes._zarr_api.defaults import why_aside
 from numcodecs_bytes._zarr_api.names import name_of_class
+from numcodecs_bytes._zarr_api.private_names import ensure_open
 
 Index = tuple[int, ...]
 # A metadata document, or the error from reading it.
@@ -68,7 +69,7 @@ def walk(
     A local folder that several paths lead to, by symbolic links, is visited by the first of them,
     and by those that may repeat it: links may lead back, and two that do make 2^40 paths.
     """
-    sync(store._ensure_open())  # zarr 3.1.6 does not do this for each request
+    sync(ensure_open(store))
     paths, seen = [start], set[Hashable]()
     while paths:
         path = paths.pop()

@@ -27,7 +27,7 @@ from numcodecs_bytes._write.chunk_file import SlotCheck, WritableFile, WriteBatc
 from numcodecs_bytes._write.chunk_write import ChunkWrite
 from numcodecs_bytes._write.locks import LockedFile
 from numcodecs_bytes._write.write_file import OpenOutput, PlacedElements
-from numcodecs_bytes._zarr_api.versions import encode_index
+from numcodecs_bytes._zarr_api.private_names import encode_index
 
 
 class ShardFile(WritableFile[AnyShardPlan]):

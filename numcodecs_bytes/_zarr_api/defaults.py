@@ -94,7 +94,8 @@ def make_default(section: str, name: str, ours: str) -> None:
 
     if config.get(section)[name] is not zarrs_own:
         # Each open `with zarr.config.set(...)` restores zarr's own default at its end. donfig keeps
-        # no list of them, so the garbage collector has to find them.
+        # no list of them, so the garbage collector has to find them: that ends when it does, or
+        # when zarr's config lets a package set a default.
         kind = type(zarr.config.set({}))
         for scope in gc.get_referrers(kind):
             if type(scope) is kind:

@@ -108,7 +108,8 @@ def add_name(error: Exception, byte_getter: object, doing: str = "reading", num:
 def add_name_of_array(error: Exception) -> None:
     """Add a note that names the array that zarr opens or creates to an error in its metadata.
 
-    zarr does not tell a codec which array that is, but the functions that call it know.
+    zarr does not tell a codec which array that is, but the functions that call it know: to search
+    their frames ends when zarr names the array in its errors.
     """
     frame = inspect.currentframe()
     while frame is not None:

@@ -7,17 +7,12 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import zarr
 import zarr.abc.codec
 import zarr.codecs
-import zarr.codecs.sharding
-import zarr.core.buffer.cpu
 import zarr.core.codec_pipeline
 import zarr.dtype
 import zarr.errors
-
-from numcodecs_bytes._core.dtypes import UInt8Array, UInt64Array
 
 # New in 3.2: the data type `struct`. 3.1.6 has only `structured`, which is little-endian. 3.1.6
 # treats a missing `endian` in metadata as native, evolves codecs for the array's data type, even if
@@ -85,39 +80,6 @@ def _form_of(method: Any) -> str:
     return f"{'async ' * inspect.iscoroutinefunction(function)}({', '.join(names)})"
 
 
-def has_sync_index(codec: Any) -> bool:
-    """Whether the index of shards can be decoded and encoded without an event loop."""
-    if hasattr(codec, "_index_codecs_sync_capable"):  # new in 3.3
-        return bool(codec._index_codecs_sync_capable())
-    synchronous = zarr.codecs.BytesCodec | zarr.codecs.Crc32cCodec
-    return all(isinstance(index_codec, synchronous) for index_codec in codec.index_codecs)
-
-
 def has_index_checksum(codec: Any) -> bool:
     """Whether the index of a shard ends with its checksum."""
     return type(codec.index_codecs[-1]) is zarr.codecs.Crc32cCodec
-
-
-def decode_index(codec: Any, raw: Any, grid_shape: tuple[int, ...]) -> UInt64Array:
-    """Return offsets and lengths, shape ``(*grid_shape, 2)``, from the bytes of a shard's index."""
-    buffer: Any = zarr.core.buffer.cpu.Buffer.from_array_like(raw)
-    if hasattr(codec, "_decode_shard_index_sync"):  # new in 3.3
-        index: Any = codec._decode_shard_index_sync(buffer, grid_shape)
-        return np.asarray(index.offsets_and_lengths)
-    spec = codec._get_index_chunk_spec(grid_shape)
-    for index_codec in reversed(codec.index_codecs):
-        buffer = index_codec._decode_sync(buffer, spec)
-    return np.asarray(buffer.as_numpy_array())
-
-
-def encode_index(codec: Any, entries: UInt64Array) -> UInt8Array:
-    """Return the bytes of the index of a shard, uint8, from offsets and lengths."""
-    index: Any = zarr.codecs.sharding._ShardIndex.create_empty(entries.shape[:-1])
-    index.offsets_and_lengths[...] = entries
-    if hasattr(codec, "_encode_shard_index_sync"):
-        return np.asarray(codec._encode_shard_index_sync(index).as_numpy_array())
-    spec = codec._get_index_chunk_spec(entries.shape[:-1])
-    buffer: Any = zarr.core.buffer.cpu.NDBuffer.from_numpy_array(index.offsets_and_lengths)
-    for index_codec in codec.index_codecs:
-        buffer = index_codec._encode_sync(buffer, spec)
-    return np.asarray(buffer.as_numpy_array())

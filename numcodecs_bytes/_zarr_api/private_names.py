@@ -1,0 +1,121 @@
+"""What is used of zarr although its name begins with an underscore, and what would end that use.
+
+No other module uses such names, but for methods of zarr's classes that a codec overrides.
+"""
+
+import zipfile
+from typing import Any
+
+import numpy as np
+import zarr
+import zarr.codecs
+import zarr.codecs._v2
+import zarr.codecs.sharding
+import zarr.core.buffer.cpu
+import zarr.dtype
+from zarr.core.array_spec import ArraySpec
+
+from numcodecs_bytes._core.dtypes import Array, UInt8Array, UInt64Array
+
+V2Codec = zarr.codecs._v2.V2Codec  # ends when zarr has a public name for it
+
+# The index of a shard. All four end when zarr's codec has public methods for its index that need no
+# event loop.
+
+
+def has_sync_index(codec: Any) -> bool:
+    """Whether the index of shards can be decoded and encoded without an event loop."""
+    if hasattr(codec, "_index_codecs_sync_capable"):  # new in 3.3
+        return bool(codec._index_codecs_sync_capable())
+    synchronous = zarr.codecs.BytesCodec | zarr.codecs.Crc32cCodec
+    return all(isinstance(index_codec, synchronous) for index_codec in codec.index_codecs)
+
+
+def index_bytes_of(codec: Any, grid_shape: tuple[int, ...]) -> int:
+    """Return the length of the index of a shard, in bytes."""
+    return int(codec._shard_index_size(grid_shape))
+
+
+def decode_index(codec: Any, raw: Any, grid_shape: tuple[int, ...]) -> UInt64Array:
+    """Return offsets and lengths, shape ``(*grid_shape, 2)``, from the bytes of a shard's index."""
+    buffer: Any = zarr.core.buffer.cpu.Buffer.from_array_like(raw)
+    if hasattr(codec, "_decode_shard_index_sync"):  # new in 3.3
+        index: Any = codec._decode_shard_index_sync(buffer, grid_shape)
+        return np.asarray(index.offsets_and_lengths)
+    spec = codec._get_index_chunk_spec(grid_shape)
+    for index_codec in reversed(codec.index_codecs):
+        buffer = index_codec._decode_sync(buffer, spec)
+    return np.asarray(buffer.as_numpy_array())
+
+
+def encode_index(codec: Any, entries: UInt64Array) -> UInt8Array:
+    """Return the bytes of the index of a shard, uint8, from offsets and lengths."""
+    index: Any = zarr.codecs.sharding._ShardIndex.create_empty(entries.shape[:-1])
+    index.offsets_and_lengths[...] = entries
+    if hasattr(codec, "_encode_shard_index_sync"):
+        return np.asarray(codec._encode_shard_index_sync(index).as_numpy_array())
+    spec = codec._get_index_chunk_spec(entries.shape[:-1])
+    buffer: Any = zarr.core.buffer.cpu.NDBuffer.from_numpy_array(index.offsets_and_lengths)
+    for index_codec in codec.index_codecs:
+        buffer = index_codec._encode_sync(buffer, spec)
+    return np.asarray(buffer.as_numpy_array())
+
+
+# Element-wise codecs.
+
+
+def decode_elements(codec: Any, spec: ArraySpec, encoded: Array) -> Array:
+    """Return what a codec decodes elements to: ends when zarr has a public `decode_sync`."""
+    buffer = zarr.core.buffer.cpu.NDBuffer.from_numpy_array(encoded)
+    decoded: Array = codec._decode_sync(buffer, spec).as_numpy_array()
+    return decoded
+
+
+def numcodecs_codec_of(codec: Any) -> Any:
+    """Return the codec of numcodecs in zarr's: ends when `zarr.codecs.numcodecs` has it public."""
+    return codec._codec
+
+
+# Stores.
+
+
+def is_open(store: Any) -> bool:
+    """Whether a store has been opened: ends when zarr's stores tell that."""
+    return bool(store._is_open)
+
+
+async def ensure_open(store: Any) -> None:
+    """Open a store if it is not open: ends with zarr 3.1.6, which does not for each request."""
+    await store._ensure_open()
+
+
+def zip_file_of(store: Any) -> zipfile.ZipFile | None:
+    """Return the archive of a ZipStore; open it if zarr opens it when needed; None if it is closed.
+
+    Ends, with `flush_zip`, when zarr's ZipStore tells where a member is. Raises whatever opening it
+    raises.
+    """
+    if not is_open(store):
+        if not hasattr(store, "_zipfile"):  # zarr 3.1.6, which makes another lock when it opens it
+            return None
+        store._zipfile()
+    archive: zipfile.ZipFile = store._zf
+    return archive
+
+
+def flush_zip(store: Any, archive: zipfile.ZipFile) -> None:
+    """Write members to the archive of a ZipStore that zarr has written, but may have buffered."""
+    with store._lock:
+        if archive.fp is not None:
+            archive.fp.flush()
+
+
+# Data types.
+
+
+def are_data_types_unloaded() -> bool:
+    """Whether data types of entry points are still to be loaded: ends with zarr 3.4.0.
+
+    Versions before 3.4.1 parse the data type of an array before they load any.
+    """
+    return bool(getattr(zarr.dtype.data_type_registry, "_lazy_load_list", ()))
