@@ -49,8 +49,8 @@ class ArraySelection(NamedTuple):
 
     def chunks(self) -> Iterator[ChunkSelection]:
         """Yield what is selected of each chunk."""
-        for parts in itertools.product(*self.axes):
-            positions, selectors, out_selections = zip(*parts, strict=True)
+        for cuts in itertools.product(*self.axes):
+            positions, selectors, out_selections = zip(*cuts, strict=True)
             out_selection = tuple([along for along in out_selections if along is not None])
             yield ChunkSelection(positions, selectors, out_selection)
 
@@ -70,12 +70,12 @@ def select(
     for key, size, length in zip(keys, shape, chunk_shape, strict=True):
         indices = _index_or_indices(key, size, length)
         if isinstance(indices, int):
-            parts = [AxisCut(indices // length, indices % length, None)]
+            cuts = [AxisCut(indices // length, indices % length, None)]
         else:
-            parts = _cut(indices, length, max_chunks)
+            cuts = _cut(indices, length, max_chunks)
             sizes.append(len(indices))
-        axes.append(parts)
-        num_chunks *= len(parts)
+        axes.append(cuts)
+        num_chunks *= len(cuts)
     is_scalar = not sizes and (has_ellipsis or not all([type(key) is int for key in keys]))
     return ArraySelection(tuple(sizes), num_chunks, is_scalar, axes)
 
@@ -95,8 +95,8 @@ def _keys_of(selection: Any, num_axes: int) -> tuple[list[Any], bool]:
         if has_ellipsis or (has_slices and is_taken) or not all(is_taken):
             raise _unknown()
     if has_ellipsis:
-        at = kinds.index(type(Ellipsis))
-        keys[at : at + 1] = [slice(None)] * (num_axes - len(keys) + 1)
+        k = kinds.index(type(Ellipsis))
+        keys[k : k + 1] = [slice(None)] * (num_axes - len(keys) + 1)
     keys += [slice(None)] * (num_axes - len(keys))
     if not num_axes or len(keys) != num_axes:
         raise LeftToZarr("the array has no axes, or fewer than are selected")
@@ -148,17 +148,17 @@ def _indices_of_array(array: Any, size: int, length: int) -> Indices:
 
 def _cut(indices: range | Indices, length: int, max_chunks: int) -> list[AxisCut]:
     """Cut indices at the edges of chunks; if they are in more than `max_chunks`, not all."""
-    parts: list[AxisCut] = []
+    cuts: list[AxisCut] = []
     for position, within, out_selection in cut_at_chunks(indices, length):
         selector: Selector
         if isinstance(within, range):
             selector = slice(within.start, within.stop, within.step)
         else:
             selector = within
-        parts.append(AxisCut(position, selector, out_selection))
-        if len(parts) > max_chunks:
+        cuts.append(AxisCut(position, selector, out_selection))
+        if len(cuts) > max_chunks:
             break
-    return parts
+    return cuts
 
 
 def _unknown() -> LeftToZarr:

@@ -8,7 +8,7 @@ from numcodecs_bytes._plan.outcome import HasOutcome
 
 
 class HasOutSelection(HasOutcome, Protocol):
-    """A chunk that is read or written, and where that belongs."""
+    """A chunk that is read or written, and what that is of the output, or of the values."""
 
     out_selection: OutSelection
 
@@ -17,14 +17,14 @@ Chunk = TypeVar("Chunk", bound=HasOutSelection)
 
 
 class Group(NamedTuple, Generic[Chunk]):
-    """Chunks whose places lie in a box of the output, or of the values."""
+    """Chunks that lie in a box of the output, or of the values."""
 
     chunks: list[Chunk]
-    box: OutSelection  # or the place of the only chunk, if that is scattered
+    box: OutSelection  # a `Box`, or the `out_selection` of the only chunk, if that is scattered
 
 
-def groups_of(chunks: Sequence[Chunk], most: int) -> list[Group[Chunk]]:
-    """Return chunks in groups, in boxes of at most `most` elements; a chunk alone may have more.
+def groups_of(chunks: Sequence[Chunk], max_elements: int) -> list[Group[Chunk]]:
+    """Return chunks in groups, in boxes of at most `max_elements`, unless a single chunk has more.
 
     zarr passes chunks in C order. So those that follow each other fill their box, unless some in
     between are left out.
@@ -34,16 +34,16 @@ def groups_of(chunks: Sequence[Chunk], most: int) -> list[Group[Chunk]]:
         box = _box_around(chunk.out_selection)
         if groups and are_slices(groups[-1].box):
             larger = _box_around_both(groups[-1].box, box)
-            if size_of(larger) <= most:
+            if size_of(larger) <= max_elements:
                 groups[-1].chunks.append(chunk)
                 groups[-1] = groups[-1]._replace(box=larger)
                 continue
-        groups.append(Group([chunk], box if size_of(box) <= most else chunk.out_selection))
+        groups.append(Group([chunk], box if size_of(box) <= max_elements else chunk.out_selection))
     return groups
 
 
 def _box_around(out_selection: OutSelection) -> Box:
-    """Return the smallest box around a place."""
+    """Return the smallest box around what is selected."""
     return tuple(
         s if isinstance(s, slice) else slice(int(s.min()), int(s.max()) + 1) for s in out_selection
     )
@@ -56,19 +56,19 @@ def _box_around_both(box: Box, other: Box) -> Box:
 
 
 def out_selection_in_box(box: OutSelection, out_selection: OutSelection) -> OutSelection:
-    """Return where in the box of a group the place of a chunk is."""
-    if not are_slices(box):  # it is that place
+    """Return what a chunk is of the box of its group, given what it is of the output."""
+    if not are_slices(box):  # it is that of the chunk
         return tuple(slice(0, size) for size in shape_of(out_selection))
     return _moved(out_selection, [-along.start for along in box])
 
 
 def out_selection_outside_box(box: OutSelection, out_selection: OutSelection) -> OutSelection:
-    """Return where in the output, or in the values, the place of a chunk in a box is."""
+    """Return what a chunk is of the output, or of the values, given what it is of its box."""
     return _moved(out_selection, [along.start for along in box]) if are_slices(box) else box
 
 
 def _moved(out_selection: OutSelection, by: Sequence[int]) -> OutSelection:
-    """Return a place so many elements further along each axis."""
+    """Return what is selected so many elements further along each axis."""
     return tuple(
         slice(s.start + num, s.stop + num) if isinstance(s, slice) else s + num
         for s, num in zip(out_selection, by, strict=True)

@@ -1,4 +1,4 @@
-"""Where something belongs in an array: a slice or an array of indices for each axis."""
+"""What is selected of the output, or of the values: a slice or an array for each axis."""
 
 import math
 import operator
@@ -10,21 +10,21 @@ import numpy as np
 from numcodecs_bytes._plan.selection import Selector, as_range
 
 OutSelection = tuple[Selector, ...]  # for each axis
-Box = tuple[slice, ...]  # a place that is not scattered
+Box = tuple[slice, ...]
 
-# zarr turns slices into arrays of indices to say where elements belong. For this many elements and
+# zarr turns slices into arrays of indices beside other arrays. For this many elements and
 # more, they become slices again: that takes 15 us, and to assign through arrays takes 8 ns longer
 # for each element. 8 samples of 5 MB, unsorted, took 30 times as long as sorted ones.
 MIN_MESH_SIZE = 1 << 12
 
 
 def are_slices(out_selection: object) -> TypeGuard["tuple[Any, ...]"]:
-    """Whether indexing the output with a place returns a view."""
+    """Whether indexing the output with it returns a view."""
     return isinstance(out_selection, tuple) and all([type(s) is slice for s in out_selection])
 
 
 def shape_of(out_selection: OutSelection) -> tuple[int, ...]:
-    """Return the shape of what is selected at a place whose slices have bounds.
+    """Return the shape of what is selected; all slices have bounds.
 
     zarr 3.1.6 passes ``slice(0, -2)`` for the slice ``[12:10]``, which selects nothing.
     """
@@ -34,18 +34,18 @@ def shape_of(out_selection: OutSelection) -> tuple[int, ...]:
 
 
 def size_of(out_selection: OutSelection) -> int:
-    """Return how many elements are selected at a place whose slices have bounds."""
+    """Return how many elements are selected; all slices have bounds."""
     return math.prod(shape_of(out_selection))
 
 
 def is_within(out_selection: OutSelection, shape: tuple[int, ...]) -> bool:
-    """Whether an array of a shape has a place."""
+    """Whether an array of a shape has all that is selected."""
     ends = [s.stop if isinstance(s, slice) else s.max(initial=-1) + 1 for s in out_selection]
     return len(ends) == len(shape) and all(map(operator.le, ends, shape))
 
 
 def out_selection_of(selector: Any) -> OutSelection:
-    """Return a place, given zarr's: with slices instead of the arrays that it makes of them.
+    """Return what zarr selects of the output, with slices instead of arrays made of them.
 
     NumPy takes much longer to assign to arrays along each axis. For short ones, this takes as long
     as it saves.
@@ -54,16 +54,15 @@ def out_selection_of(selector: Any) -> OutSelection:
     num = len(out_selection)
     is_mesh = num > 1 and all([type(i) is np.ndarray and i.ndim == num for i in out_selection])
     if is_mesh and math.prod([i.size for i in out_selection]) >= MIN_MESH_SIZE:
-        return out_selection_within(
-            out_selection, (slice(None),) * num
-        )  # which makes slices where it can
+        # This makes slices where it can.
+        return out_selection_within(out_selection, (slice(None),) * num)
     return out_selection
 
 
 def out_selection_within(outer: OutSelection, inner: OutSelection) -> OutSelection:
-    """Return the place in the output of what has the place `inner` in a selection.
+    """Return what `inner` selects of what `outer` selects of the output.
 
-    `outer` is that of the whole selection; its slices have steps of 1.
+    The slices of `outer` have steps of 1.
     """
     out_selection: list[Selector] = []
     for along_outer, along_inner in zip(outer, inner, strict=True):
@@ -85,7 +84,7 @@ def out_selection_within(outer: OutSelection, inner: OutSelection) -> OutSelecti
 
 
 def mesh(out_selection: Sequence[Selector], shape: tuple[int, ...] | None) -> OutSelection:
-    """Return an index of slices and arrays along each axis; ``numpy.ix_`` of several arrays.
+    """Return what selects by slices and arrays along each axis: ``numpy.ix_`` of several arrays.
 
     `shape` is the shape of the array that is indexed, or None if all slices have bounds.
     """

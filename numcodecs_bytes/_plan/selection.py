@@ -159,7 +159,7 @@ class InChunk(NamedTuple):
 
     position: int
     indices: range | Indices  # in the chunk
-    out_selection: Selector  # in the selection
+    out_selection: Selector  # what they are of the selection
 
 
 def cut_at_chunks(indices: range | Indices, size: int) -> Iterator[InChunk]:

@@ -1,7 +1,8 @@
 """Shards of uncompressed inner chunks: an index, and inner chunks at the offsets that it holds.
 
-What a selection takes from each inner chunk is planned and read as for any chunk. If anything is
-wrong with a shard, it is left to zarr, which raises the error or reads it.
+What a selection takes from each inner chunk is planned and read as for any chunk. A chunk is not
+planned as a shard of one inner chunk at offset 0: to look that up takes a row 20 us.
+If anything is wrong with a shard, it is left to zarr, which raises the error or reads it.
 """
 
 import itertools
@@ -45,7 +46,7 @@ class InnerChunks(NamedTuple):
     """Where the selected inner chunks of a shard are."""
 
     present: list[PlacedRuns]
-    missing: list[OutSelection]  # of what is selected of them, in the selection
+    missing: list[OutSelection]  # what they are of the selection
     starts: Indices  # of the inner chunks that are present; of points, one for each
 
 
@@ -56,13 +57,14 @@ class ShardPlan(NamedTuple):
     shape: tuple[int, ...]  # of the selection
     coordinates: tuple[Indices, ...]  # of the inner chunks, along each axis of their grid
     plans: list[RunPlan]  # for each inner chunk
-    # Along each axis of the selection, the place of what is selected of the inner chunks there.
-    places_along: list[list[Selector]]
+    out_selections_along: list[
+        list[Selector]
+    ]  # for each position, along each axis of the selection
 
     @property
     def out_selections(self) -> list[OutSelection]:
-        """The place in the selection of what is selected of each inner chunk."""
-        return list(itertools.product(*self.places_along))
+        """What each inner chunk is of the selection."""
+        return list(itertools.product(*self.out_selections_along))
 
     def inner_chunks(self, index: UInt64Array, shard_start: int, num_bytes: int) -> InnerChunks:
         """Return where the inner chunks are; see `_find`."""
@@ -82,7 +84,7 @@ class ShardPointsPlan(NamedTuple):
     shape: tuple[int, ...]  # of the selection
     coordinates: tuple[Indices, ...]  # of the inner chunk of each point, in their grid
     offsets: Indices  # of each point in its inner chunk, in bytes
-    max_gap: int  # the largest gap to plan with, in bytes
+    max_gap: int  # to plan with, in bytes
 
     def inner_chunks(self, index: UInt64Array, shard_start: int, num_bytes: int) -> InnerChunks:
         """Return where the points are; see `_find`."""
@@ -113,8 +115,7 @@ def _find(
     if (is_wrong & ~is_missing).any():
         raise LeftToZarr("the index has an inner chunk of a wrong length, or beyond the shard")
     present = np.flatnonzero(~is_missing)
-    begins = starts[present].astype(np.intp) + shard_start
-    return present, begins, np.flatnonzero(is_missing)
+    return present, starts[present].astype(np.intp) + shard_start, np.flatnonzero(is_missing)
 
 
 class ShardLayout:
@@ -163,15 +164,15 @@ class ShardLayout:
         Raises `LeftToZarr` if the selection is of an unknown kind.
         """
         max_gap = constants.GAP_BYTES if max_gap is None else max_gap
-        how = self.geometry, self.inner.geometry, drop_axes, max_gap
-        key = selection if SLICES_HAVE_HASHES else key_of(selection), how
+        others = self.geometry, self.inner.geometry, drop_axes, max_gap
+        key = selection if SLICES_HAVE_HASHES else key_of(selection), others
         try:
             if (cached := _cached_plans.get(key)) is not None:
                 return cached
         except TypeError as error:  # arrays have no hash
             raise_if_of_caller(error)
-            return _plan(selection, *how)
-        planned = _plan(selection, *how)
+            return _plan(selection, *others)
+        planned = _plan(selection, *others)
         if isinstance(planned, ShardPlan) and len(planned.plans) <= CACHED_INNER_CHUNKS:
             if len(_cached_plans) >= CACHED_SHARD_PLANS:
                 _cached_plans.clear()
@@ -202,13 +203,13 @@ def _plan(
             plans_by_axes[key] = plan_axes(in_stored_order, inner.item_size, max_gap)
         plans.append(plans_by_axes[key])
     selected = [axis.selection_axis is not None for axis in axes]
-    places_along = [[along.out_selection for along in cut] for cut in cuts]
+    out_selections_along = [[along.out_selection for along in cut] for cut in cuts]
     return ShardPlan(
         inner,
         shape=tuple([len(axis.indices) for axis in itertools.compress(axes, selected)]),
         coordinates=np.ix_(*[[along.position for along in cut] for cut in cuts]),
         plans=plans,
-        places_along=list(itertools.compress(places_along, selected)),
+        out_selections_along=list(itertools.compress(out_selections_along, selected)),
     )
 
 
@@ -230,7 +231,7 @@ class _GridSlice(NamedTuple):
 
     position: int
     axis: Axis  # the same object for ranges that are equal
-    out_selection: Selector  # in the selection
+    out_selection: Selector  # what it is of the selection
 
 
 def _grid_slices(axis: Axis, size: int) -> Iterator[_GridSlice]:

@@ -40,7 +40,7 @@ CHANGES = {
     "a parameter": ("**/*.py", r"\bdrop_axes\b", "dropped_axes"),
     "a function": ("**/*.py", r"\bfill_value_or_default\b", "fill_value_of"),
     "whether a store is open": ("**/*.py", r"\b_is_open\b", "_was_opened"),
-    "a method of shards": ("**/*.py", r"\b_get_chunks_per_shard\b", "_count_chunks"),
+    "a method of shards": ("**/*.py", r"\b_shard_index_size\b", "_index_bytes"),
     "the index of shards": ("**/*.py", r"\boffsets_and_lengths\b", "entries"),
     "a field of specifications": ("**/*.py", r"\bprototype\b", "buffer_prototype"),
     "a method of data types": ("**/*.py", r"\bto_native_dtype\b", "as_numpy"),
