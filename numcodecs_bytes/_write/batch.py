@@ -22,7 +22,7 @@ from numcodecs_bytes._sources.stores import root_of, store_of
 from numcodecs_bytes._write import locks
 from numcodecs_bytes._write.chunk_file import WriteBatch
 from numcodecs_bytes._write.chunk_write import ChunkWrite, ValuesError
-from numcodecs_bytes._write.in_place import write_parts
+from numcodecs_bytes._write.in_place import write_in_place
 from numcodecs_bytes._write.whole import write_whole
 from numcodecs_bytes._zarr_api.batch_items import ChunkRequest
 from numcodecs_bytes._zarr_api.names import name_of_chunk, name_of_class
@@ -33,7 +33,7 @@ from numcodecs_bytes._zarr_api.options import WriteMode, set_by
 MAPPED_COPY_BYTES = 1 << 26
 
 
-# Writes chunks from an array in host memory, where each of them has its place.
+# Writes chunks from an array in host memory, given what each of them is of it.
 Write = Callable[[Sequence[ChunkWrite], Array], Awaitable[None]]
 
 
@@ -66,14 +66,12 @@ class Values:
         """Whether whole chunks of a layout can be written from them: zarr converts others."""
         if not isinstance(layout, Layout) or not layout.item_size or layout.conversion is not None:
             return False  # a shard, nothing to write, or what zarr itself encodes
-        is_plain = (
-            type(self._array) in (np.ndarray, np.memmap) and type(self.buffer) is cpu.NDBuffer
-        )
-        is_known = is_plain or type(self) is GPUValues
+        is_of_numpy = type(self._array) in (np.ndarray, np.memmap)
+        is_known = (is_of_numpy and type(self.buffer) is cpu.NDBuffer) or type(self) is GPUValues
         return is_known and has_same_elements(self._array.dtype, layout.dtype)
 
     def out_selection_of(self, selector: Any) -> Any:
-        """Return the place of a chunk, given zarr's."""
+        """Return what a chunk is of the values, given what zarr passes."""
         return selector
 
     async def write(self, chunks: Sequence[ChunkWrite], write: Write) -> None:
@@ -90,7 +88,7 @@ class GPUValues(Values):
         return False
 
     def out_selection_of(self, selector: Any) -> OutSelection:
-        """Return the place of a chunk; raise `LeftToZarr` if they have none."""
+        """Return what a chunk is of the values; raise `LeftToZarr` if they have another shape."""
         if not self._array.shape:  # a single value for all elements
             return ()
         out_selection = out_selection_of(selector)
@@ -129,14 +127,14 @@ class Writes(NamedTuple):
     async def write(
         self, drop_axes: tuple[int, ...], num_threads: int | None, *, is_required: bool
     ) -> None:
-        """Write chunks whole and in place, and note what became of each.
+        """Write chunks whole and in place, and record the outcome of each.
 
         If they must be written in place, an error is raised for parts of chunks that are left.
         """
         whole = partial(write_whole, drop_axes=drop_axes, num_threads=num_threads)
 
         async def in_place(chunks: Sequence[ChunkWrite], array: Array) -> None:
-            await write_parts(chunks, WriteBatch(array, drop_axes, is_required), num_threads)
+            await write_in_place(chunks, WriteBatch(array, drop_axes, is_required), num_threads)
 
         ways: tuple[tuple[Write, bool], ...] = (whole, True), (in_place, False)
         for write, is_whole in ways:
@@ -207,8 +205,8 @@ def _check_in_place(layout: AnyLayout, values: Values, *, is_on: bool) -> None:
     if inner.conversion is not None:
         raise LeftToZarr("codecs convert its elements")
     if values.may_be_mapped and values.num_bytes > MAPPED_COPY_BYTES:
-        most = f"{MAPPED_COPY_BYTES >> 20} MiB"
-        raise LeftToZarr(f"the values take more than {most}, and may be mapped from a file")
+        limit = f"{MAPPED_COPY_BYTES >> 20} MiB"
+        raise LeftToZarr(f"the values take more than {limit}, and may be mapped from a file")
     if not is_on:  # last: setting it to True helps
         raise LeftToZarr(
             "numcodecs_bytes.write_in_place is off; set it to True in zarr's config to switch it on"

@@ -21,7 +21,7 @@ from numcodecs_bytes._runtime.threads import IsWanted
 from numcodecs_bytes._write import locks, write_file
 from numcodecs_bytes._write.chunk_write import ChunkWrite, ValuesError
 from numcodecs_bytes._write.locks import Lock, LockedError, LockedFile, ReplacedError
-from numcodecs_bytes._write.write_file import OpenOutput, PlacedElements
+from numcodecs_bytes._write.write_file import PlacedElements, WrittenFile
 from numcodecs_bytes._zarr_api.names import name_of_chunk
 
 # How often in a row a file is reopened because it was made, replaced or deleted just then. On a
@@ -49,11 +49,11 @@ class WritePlan(NamedTuple, Generic[SelectionPlan]):
 
 
 @dataclass
-class SlotCheck:
-    """What has space in a file."""
+class FileSpace:
+    """What has space in a file, and what has none."""
 
     file: LockedFile | None  # None if there is no file
-    parts: Sequence[PlacedElements]
+    placed: Sequence[PlacedElements]
     missing: Sequence[Array] = ()  # the elements of what has none
     index: UInt64Array | None = None  # of a shard
     end: int = 0  # of the inner chunks of a shard
@@ -80,8 +80,6 @@ class WritableFile(ABC, Generic[SelectionPlan]):
             return False
         except LeftToZarr as why:
             leave([self.chunk], why)
-        except InterruptedError:  # it was cancelled: nobody writes it
-            raise
         except OSError as error:
             if self.chunk.is_changed or self._batch.is_required:
                 raise
@@ -99,12 +97,12 @@ class WritableFile(ABC, Generic[SelectionPlan]):
         """Return what is written, and how."""
 
     @abstractmethod
-    def _find_space(self, file: LockedFile) -> SlotCheck:
+    def _find_space(self, file: LockedFile) -> FileSpace:
         """Return what has space in a file, and what has none; raise if it is invalid."""
 
     @abstractmethod
-    def _fill(self, new: OpenOutput, old: SlotCheck) -> Sequence[PlacedElements]:
-        """Fill a new file with what the old one has, or fill values; return where parts belong."""
+    def _fill(self, new: WrittenFile, old: FileSpace) -> Sequence[PlacedElements]:
+        """Fill a new file with the old one, or fill values; return where elements belong in it."""
 
     def _elements_of(self, shape: tuple[int, ...]) -> Array:
         """Return the values for the file, in the shape of its selection."""
@@ -137,7 +135,7 @@ class WritableFile(ABC, Generic[SelectionPlan]):
         planned = Lock.EXCLUSIVE_IF_FREE if plan.in_hulls else Lock.SHARED
         lock = Lock.EXCLUSIVE if self._lacks_space else planned
         with locks.locked(self.chunk.path, lock) as file:
-            space = self._find_space(file) if file else SlotCheck(None, [], [plan.elements])
+            space = self._find_space(file) if file else FileSpace(None, [], [plan.elements])
             if not space.missing or self.chunk.would_be_empty(space.missing):
                 self._write_in_place(space, is_wanted)
             elif file is None or file.is_exclusive:
@@ -147,42 +145,42 @@ class WritableFile(ABC, Generic[SelectionPlan]):
                 return False
         return True
 
-    def _write_in_place(self, space: SlotCheck, is_wanted: IsWanted) -> None:
+    def _write_in_place(self, space: FileSpace, is_wanted: IsWanted) -> None:
         """Write to what has space in a file."""
-        if space.file is None or not space.parts:
+        if space.file is None or not space.placed:
             return
-        target = OpenOutput(space.file.descriptor, is_wanted)
+        target = WrittenFile(space.file.descriptor, is_wanted)
         self.chunk.is_changed = True
         try:
-            self._write_parts(target, space.parts, in_hulls=space.file.is_exclusive)
+            self._write_elements(target, space.placed, in_hulls=space.file.is_exclusive)
         except OSError:  # the call that failed changed nothing, but those before it may have
             self.chunk.is_changed = target.is_changed
             raise
-        self._note_written(space.parts, space.file)
+        self._record_written(space.placed, space.file)
 
-    def _write_new_file(self, space: SlotCheck, is_wanted: IsWanted) -> None:
+    def _write_new_file(self, space: FileSpace, is_wanted: IsWanted) -> None:
         """Make the file, or a copy with more space that replaces it."""
         with locks.new_file(self.chunk.path, space.file) as new:
-            target = OpenOutput(new, is_wanted)
-            parts = self._fill(target, space)
-            self._write_parts(target, parts, in_hulls=True)
+            target = WrittenFile(new, is_wanted)
+            placed = self._fill(target, space)
+            self._write_elements(target, placed, in_hulls=True)
         self.chunk.is_changed = True
-        self._note_written(parts, space.file)
+        self._record_written(placed, space.file)
 
-    def _write_parts(
-        self, target: OpenOutput, parts: Sequence[PlacedElements], *, in_hulls: bool
+    def _write_elements(
+        self, target: WrittenFile, placed: Sequence[PlacedElements], *, in_hulls: bool
     ) -> None:
-        """Write parts, in hulls if that is allowed and faster."""
+        """Write elements, in hulls if that is allowed and faster."""
         in_hulls &= self._plan.in_hulls
-        write_file.write_all(target, self._layout, parts, in_hulls=in_hulls)
+        write_file.write_all(target, self._layout, placed, in_hulls=in_hulls)
 
     def _stored_fill_value(self) -> UInt8Array:
         fill_value: Array = np.full(1, self.chunk.fill_value, self._layout.dtype)
         return as_bytes(encode_array(fill_value, self._layout.stored_dtype))
 
-    def _note_written(self, parts: Sequence[PlacedElements], old: LockedFile | None) -> None:
-        """Note what was written, and the length of the file before."""
-        num_elements = sum([part.elements.size for part in parts])
+    def _record_written(self, placed: Sequence[PlacedElements], old: LockedFile | None) -> None:
+        """Record what was written, and the length of the file before."""
+        num_elements = sum([each.elements.size for each in placed])
         self.chunk.num_bytes = num_elements * self._layout.item_size
         self.chunk.num_bytes_before = old.num_bytes if old else 0
 
@@ -195,13 +193,13 @@ class ChunkFile(WritableFile[RunPlan]):
         in_hulls = write_file.are_faster_in_hulls([runs], self._layout.item_size)
         return WritePlan(runs, self._elements_of(shape_of(runs.axes)), in_hulls)
 
-    def _find_space(self, file: LockedFile) -> SlotCheck:
+    def _find_space(self, file: LockedFile) -> FileSpace:
         if file.num_bytes != self._layout.num_bytes:
             self._layout.check_length(file.num_bytes, name_of_chunk(self.chunk.item.byte_getter))
-        return SlotCheck(file, [PlacedElements(self._plan.runs, self._plan.elements)])
+        return FileSpace(file, [PlacedElements(self._plan.runs, self._plan.elements)])
 
-    def _fill(self, new: OpenOutput, old: SlotCheck) -> Sequence[PlacedElements]:  # there is none
-        span = range(self._layout.num_bytes)
-        locks.set_length(new.descriptor, len(span))
-        write_file.fill_span(new, self._stored_fill_value(), span)
+    def _fill(self, new: WrittenFile, old: FileSpace) -> Sequence[PlacedElements]:  # there is none
+        num_bytes = self._layout.num_bytes
+        locks.set_length(new.descriptor, num_bytes)
+        write_file.fill_range(new, self._stored_fill_value(), range(num_bytes))
         return [PlacedElements(self._plan.runs, self._plan.elements)]

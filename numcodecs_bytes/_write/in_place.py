@@ -37,10 +37,10 @@ _AnyFile = ChunkFile | ShardFile
 logger = logging.getLogger("numcodecs_bytes")
 
 
-async def write_parts(
+async def write_in_place(
     chunks: Sequence[ChunkWrite], batch: WriteBatch, num_threads: int | None
 ) -> None:
-    """Write to parts of chunks, and note what became of each.
+    """Write to parts of chunks, and record the outcome of each.
 
     If they must be written in place, whatever the values raise is raised.
     """

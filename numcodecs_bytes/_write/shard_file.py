@@ -23,10 +23,10 @@ from numcodecs_bytes._plan.shards import MISSING, AnyShardPlan, ShardLayout, Sha
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.shard_index import index_of
 from numcodecs_bytes._write import locks, write_file
-from numcodecs_bytes._write.chunk_file import SlotCheck, WritableFile, WriteBatch, WritePlan
+from numcodecs_bytes._write.chunk_file import FileSpace, WritableFile, WriteBatch, WritePlan
 from numcodecs_bytes._write.chunk_write import ChunkWrite
 from numcodecs_bytes._write.locks import LockedFile
-from numcodecs_bytes._write.write_file import OpenOutput, PlacedElements
+from numcodecs_bytes._write.write_file import PlacedElements, WrittenFile
 from numcodecs_bytes._zarr_api.private_names import encode_index
 
 
@@ -52,27 +52,25 @@ class ShardFile(WritableFile[AnyShardPlan]):
         in_hulls = write_file.are_faster_in_hulls(plans, item_size)
         return WritePlan(selected, self._elements_of(selected.shape), in_hulls)
 
-    def _find_space(self, file: LockedFile) -> SlotCheck:
+    def _find_space(self, file: LockedFile) -> FileSpace:
         raw = np.empty(self._shard.index_bytes, np.uint8)
         files.read_exactly(file.descriptor, self._shard.index_start(file.num_bytes), raw.data)
         index = index_of(self._shard, raw)
         end = self._check_index(index, file.num_bytes)
         return self._space(file, index, end)
 
-    def _space(self, file: LockedFile | None, index: UInt64Array, end: int) -> SlotCheck:
+    def _space(self, file: LockedFile | None, index: UInt64Array, end: int) -> FileSpace:
         """Return what has space in a file, in its order, and what has none."""
-        found = self._plan.runs.inner_chunks(index, 0, end)
-        parts = [
-            PlacedElements(runs, self._at(out_selection), start)
-            for runs, start, out_selection in found.present
+        inner_chunks = self._plan.runs.inner_chunks(index, 0, end)
+        placed = [
+            PlacedElements(runs, self._select(out_selection), start)
+            for runs, start, out_selection in inner_chunks.present
         ]
-        parts.sort(key=operator.attrgetter("start"))
-        return SlotCheck(
-            file, parts, [self._at(out_selection) for out_selection in found.missing], index, end
-        )
+        placed.sort(key=operator.attrgetter("start"))
+        return FileSpace(file, placed, list(map(self._select, inner_chunks.missing)), index, end)
 
-    def _at(self, out_selection: OutSelection) -> Array:
-        """Return the elements at a place in the selection."""
+    def _select(self, out_selection: OutSelection) -> Array:
+        """Return the elements of an inner chunk, given what it is of the selection."""
         return self._plan.elements[(*mesh(out_selection, self._plan.elements.shape), ...)]
 
     def _check_index(self, index: UInt64Array, num_bytes: int) -> int:
@@ -92,7 +90,7 @@ class ShardFile(WritableFile[AnyShardPlan]):
             )
         return end
 
-    def _fill(self, new: OpenOutput, old: SlotCheck) -> Sequence[PlacedElements]:
+    def _fill(self, new: WrittenFile, old: FileSpace) -> Sequence[PlacedElements]:
         shard, length, data_start = self._shard, self._layout.num_bytes, self._data_start
         fill_value = self._stored_fill_value()
         index, end = np.full((*shard.grid_shape, 2), MISSING, np.uint64), data_start
@@ -106,11 +104,11 @@ class ShardFile(WritableFile[AnyShardPlan]):
         raw = as_bytes(encode_index(shard.codec, index))
         locks.set_length(new.descriptor, data_end + (0 if shard.is_index_first else len(raw)))
         if old.file is not None:
-            write_file.copy_span(old.file.descriptor, new, range(data_start, end))
-        write_file.fill_span(new, fill_value, range(end, data_end))
+            write_file.copy_range(old.file.descriptor, new, range(data_start, end))
+        write_file.fill_range(new, fill_value, range(end, data_end))
         index_start = 0 if shard.is_index_first else data_end
         write_file.write_runs(new, raw, [index_start], len(raw))
-        return self._space(None, index, data_end).parts
+        return self._space(None, index, data_end).placed
 
     def _gets_space(self, index: UInt64Array, *, are_free: bool) -> Array:
         """Return which inner chunks get space, as bools in the shape of their grid."""

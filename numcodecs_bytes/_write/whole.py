@@ -22,7 +22,7 @@ from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave
 from numcodecs_bytes._plan.plan import plan_of, split
 from numcodecs_bytes._runtime.threads import MAX_FILE_THREADS, IsWanted, num_cores
 from numcodecs_bytes._write.chunk_write import ChunkWrite, ValuesError, write_each
-from numcodecs_bytes._write.write_file import OpenOutput, make_file, raise_if_cancelled, write_runs
+from numcodecs_bytes._write.write_file import WrittenFile, make_file, raise_if_cancelled, write_runs
 from numcodecs_bytes._zarr_api.versions import concurrency
 
 # Whole chunks of at least this size are written by two threads per core. On tmpfs and two cores,
@@ -43,7 +43,7 @@ async def write_whole(
     drop_axes: tuple[int, ...],
     num_threads: int | None,
 ) -> None:
-    """Write whole chunks, and note what became of each.
+    """Write whole chunks, and record the outcome of each.
 
     `drop_axes` are the axes of the chunks that the values lack.
     """
@@ -56,7 +56,7 @@ async def write_whole(
             _store_or_delete(chunk, elements, suffix, is_wanted)
             chunk.outcome = Outcome("written whole")
         except (LeftToZarr, OSError, MemoryError) as why:
-            leave([chunk], why)  # also if it was cancelled: then nobody writes it
+            leave([chunk], why)
 
     layout = chunks[0].layout
     num_bytes = layout.num_bytes if layout else 0
@@ -116,14 +116,14 @@ def _blocks_of(elements: Array, layout: Layout) -> Iterable[Array]:
     as tiles of smaller ones would be narrow.
     """
     as_stored = elements.transpose(layout.axis_order)
-    is_plain = elements.dtype == layout.stored_dtype and as_stored.flags.c_contiguous
+    is_stored_as_in_memory = elements.dtype == layout.stored_dtype and as_stored.flags.c_contiguous
     is_transposed = as_stored.strides[-1:] != (elements.itemsize,)
-    most = constants.GROUP_BYTES if is_transposed else constants.BLOCK_BYTES
-    if is_plain or layout.num_bytes <= most:
+    max_bytes = constants.GROUP_BYTES if is_transposed else constants.BLOCK_BYTES
+    if is_stored_as_in_memory or layout.num_bytes <= max_bytes:
         return [as_stored]
     plan = plan_of(tuple([slice(0, size) for size in layout.shape]), layout, max_gap=0)
-    pieces = split(plan, layout.item_size)
-    return (elements[out_selection].transpose(piece.stored_axes) for out_selection, piece in pieces)
+    blocks = split(plan, layout.item_size)
+    return (elements[out_selection].transpose(block.stored_axes) for out_selection, block in blocks)
 
 
 def _replace_file(
@@ -131,7 +131,7 @@ def _replace_file(
 ) -> None:
     """Write a file beside the chunk, and give it the chunk's name."""
     name = path + suffix
-    target = OpenOutput(make_file(name), is_wanted)
+    target = WrittenFile(make_file(name), is_wanted)
     try:
         try:
             start = 0

@@ -8,6 +8,7 @@ runs, but with a larger gap.
 import errno
 import os
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,7 +45,7 @@ def make_file(name: str) -> int:
 
 
 @dataclass(slots=True)
-class OpenOutput:
+class WrittenFile:
     """An open file that is written to."""
 
     descriptor: int
@@ -63,11 +64,11 @@ class PlacedElements(NamedTuple):
 def are_faster_in_hulls(plans: Sequence[RunPlan], item_size: int) -> bool:
     """Whether it is faster to rewrite all hulls than to write the runs of plans without gaps."""
     num_runs, num_hulls = 0, 0
-    num_in = dict[int, int]()  # many inner chunks have the same plan
+    num_hulls_of: dict[int, int] = {}  # many inner chunks have the same plan
     for runs in plans:
-        if id(runs) not in num_in:
-            num_in[id(runs)] = _hulls_of(runs, item_size).num_runs
-        num_runs, num_hulls = num_runs + runs.num_runs, num_hulls + num_in[id(runs)]
+        if id(runs) not in num_hulls_of:
+            num_hulls_of[id(runs)] = _hulls_of(runs, item_size).num_runs
+        num_runs, num_hulls = num_runs + runs.num_runs, num_hulls + num_hulls_of[id(runs)]
     return num_runs > MIN_RUNS_PER_HULL * num_hulls
 
 
@@ -79,7 +80,7 @@ def _hulls_of(runs: RunPlan, item_size: int) -> RunPlan:
 def elements_of(
     values: Any, out_selection: OutSelection, layout: Layout, shape: tuple[int, ...]
 ) -> Array:
-    """Return the values at a place as elements of a chunk, in the shape of its selection.
+    """Return selected values as elements of a chunk, in the shape of its selection.
 
     They are broadcast as NumPy would assign them.
     """
@@ -100,29 +101,28 @@ def elements_of(
 
 
 def write_all(
-    target: OpenOutput, layout: Layout, parts: Sequence[PlacedElements], *, in_hulls: bool
+    target: WrittenFile, layout: Layout, placed: Sequence[PlacedElements], *, in_hulls: bool
 ) -> None:
     """Write to chunks in a file, in blocks that stay in the CPU cache."""
     hulls: dict[int, RunPlan] = {}  # many inner chunks have the same plan
-    for runs, elements, start in parts:
+    for runs, elements, start in placed:
         if in_hulls and id(runs) not in hulls:
             hulls[id(runs)] = _hulls_of(runs, layout.item_size)
-        for out_selection, piece in split(hulls.get(id(runs), runs), layout.item_size):
+        for out_selection, block in split(hulls.get(id(runs), runs), layout.item_size):
             raise_if_cancelled(target.is_wanted)
-            starts = piece.starts(start).tolist()
-            _write_piece(
-                target, elements[(*out_selection, ...)], piece, starts, layout.stored_dtype
-            )
+            starts = block.starts(start).tolist()
+            selected = elements[(*out_selection, ...)]
+            _write_block(target, selected, block, starts, layout.stored_dtype)
 
 
-def _write_piece(
-    target: OpenOutput, elements: Array, plan: RunPlan, starts: Sequence[int], stored: AnyDType
+def _write_block(
+    target: WrittenFile, elements: Array, plan: RunPlan, starts: Sequence[int], stored: AnyDType
 ) -> None:
     """Write elements to runs or hulls that begin at `starts` in the file."""
     if plan.is_dense:
         raw = as_bytes(encode_array(elements.transpose(plan.stored_axes), stored))
     else:
-        raw = _block_between(starts[0], starts[0], plan.num_bytes)
+        raw = _buffer_between(starts[0], starts[0], plan.num_bytes)
         if plan.max_gap:  # else all bytes are selected, some of them more than once
             files.read_runs_into(target.descriptor, starts, raw.data)
         shape, strides = plan.window_shape, plan.window_strides
@@ -132,7 +132,7 @@ def _write_piece(
     write_runs(target, raw, starts, plan.run_bytes)
 
 
-def write_runs(target: OpenOutput, raw: UInt8Array, starts: Sequence[int], length: int) -> None:
+def write_runs(target: WrittenFile, raw: UInt8Array, starts: Sequence[int], length: int) -> None:
     """Write runs of one length, which `raw` holds end to end."""
     view, pwrite = raw.data, os.pwrite
     descriptor, is_wanted = target.descriptor, target.is_wanted
@@ -141,7 +141,7 @@ def write_runs(target: OpenOutput, raw: UInt8Array, starts: Sequence[int], lengt
             raise_if_cancelled(is_wanted)
         run, position, num_empty = view[first : first + length], start, 0
         if slow_copies.is_slow(run, start, length):
-            _write_through_block(target, run, start)
+            _write_through_buffer(target, run, start)
             continue
         while (num := pwrite(descriptor, run, position)) < len(run):
             run, position = run[num:], position + num
@@ -152,42 +152,42 @@ def write_runs(target: OpenOutput, raw: UInt8Array, starts: Sequence[int], lengt
         target.is_changed = True
 
 
-def _write_through_block(target: OpenOutput, run: memoryview, start: int) -> None:
+def _write_through_buffer(target: WrittenFile, run: memoryview, start: int) -> None:
     """Write a run from memory that begins where that is fast."""
-    block = _block_between(run, start, min(len(run), constants.BLOCK_BYTES))
-    for first in range(0, len(run), len(block)):
-        raw = block[: len(run) - first]
+    buffer = _buffer_between(run, start, min(len(run), constants.BLOCK_BYTES))
+    for first in range(0, len(run), len(buffer)):
+        raw = buffer[: len(run) - first]
         raw[:] = run[first : first + len(raw)]
         write_runs(target, raw, [start + first], len(raw))
 
 
-def _block_between(source: slow_copies.Position, target: int, num_bytes: int) -> UInt8Array:
+def _buffer_between(source: slow_copies.Position, target: int, num_bytes: int) -> UInt8Array:
     """Return new memory, through which is copied to an offset in a file."""
     return np.asarray(files.new_memory(num_bytes, slow_copies.begin_between(source, target)))
 
 
-def fill_span(target: OpenOutput, repeated: UInt8Array, span: range) -> None:
+def fill_range(target: WrittenFile, repeated: UInt8Array, filled: range) -> None:
     """Fill a range of a new file with repeated bytes; zeros take no space."""
     if not repeated.any():
         return
-    block = np.tile(repeated, max(constants.BLOCK_BYTES // len(repeated), 1))
-    for start in range(span.start, span.stop, len(block)):
-        raw = block[: span.stop - start]
+    buffer = np.tile(repeated, max(constants.BLOCK_BYTES // len(repeated), 1))
+    for start in range(filled.start, filled.stop, len(buffer)):
+        raw = buffer[: filled.stop - start]
         write_runs(target, raw, [start], len(raw))
 
 
-def copy_span(source: int, target: OpenOutput, span: range) -> None:
+def copy_range(source: int, target: WrittenFile, copied: range) -> None:
     """Copy a range of a file to the same offset in a new one, where zeros take no space."""
-    block = _block_between(span.start, span.start, constants.BLOCK_BYTES)
-    for start in range(span.start, span.stop, len(block)):
+    buffer = _buffer_between(copied.start, copied.start, constants.BLOCK_BYTES)
+    for start in range(copied.start, copied.stop, len(buffer)):
         raise_if_cancelled(target.is_wanted)
-        raw = block[: span.stop - start]
+        raw = buffer[: copied.stop - start]
         files.read_exactly(source, start, raw.data)
         if raw.any():
             write_runs(target, raw, [start], len(raw))
 
 
 def raise_if_cancelled(is_wanted: IsWanted) -> None:
-    """Raise InterruptedError if a write is no longer wanted."""
+    """Raise CancelledError if a write is no longer wanted."""
     if not is_wanted():
-        raise InterruptedError("the write was cancelled")
+        raise CancelledError("the write was cancelled")
