@@ -57,7 +57,7 @@ def leave_what_is_faster(chunks: Sequence[ChunkRead]) -> None:
     """
     for chunk in chunks:
         layout, size = chunk.layout, size_of(chunk.out_selection)
-        if not isinstance(layout, Layout) or layout.conversion is not None:
+        if not isinstance(layout, Layout) or layout.element_codecs is not None:
             continue
         is_large = size * layout.dtype.itemsize > buffers.BUFFER_BYTES
         if chunk.source is not None and is_large and 2 * size > math.prod(layout.shape):

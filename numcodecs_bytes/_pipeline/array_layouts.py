@@ -31,8 +31,8 @@ from numcodecs_bytes._core.dtypes import (
 from numcodecs_bytes._core.interrupts import raise_interrupt
 from numcodecs_bytes._pipeline.elementwise import (
     byte_order_of,
-    conversion_of_codecs,
-    conversion_of_filters,
+    element_codecs_of,
+    element_codecs_of_filters,
     is_elementwise,
 )
 from numcodecs_bytes._plan.layout import Layout
@@ -219,9 +219,9 @@ def _layout_of_v2(codec: Bytes | None, chunk_spec: ArraySpec) -> Layout:
 def _layout_of_filtered_v2(filters: Sequence[Any], chunk_spec: ArraySpec) -> Layout:
     """Return how a Zarr v2 chunk is stored by filters that convert each element by itself."""
     dtype = chunk_spec.dtype.to_native_dtype()
-    conversion = conversion_of_filters(filters, dtype)
+    element_codecs = element_codecs_of_filters(filters, dtype)
     axis_order = _axis_order_of_v2(chunk_spec)
-    return Layout(chunk_spec.shape, dtype, conversion.dtype, axis_order, conversion)
+    return Layout(chunk_spec.shape, dtype, element_codecs.dtype, axis_order, element_codecs)
 
 
 def _axis_order_of_v2(chunk_spec: ArraySpec) -> tuple[int, ...] | None:
@@ -241,7 +241,7 @@ def _layout_of_v3(
         axis_order = tuple(order[axis] for axis in transpose.order)
     if len(transposes) == len(before):
         return Layout(chunk_spec.shape, *_dtypes_of(codec, chunk_spec), axis_order)
-    conversion, converted_spec = conversion_of_codecs(before, chunk_spec)
+    element_codecs, converted_spec = element_codecs_of(before, chunk_spec)
     converted, stored = _dtypes_of(codec, converted_spec)
     if stored != converted and not isinstance(codec, BytesCodec):
         raise LeftToZarr("zarr's own codec does not swap bytes for the codecs before it")
@@ -249,7 +249,7 @@ def _layout_of_v3(
     if byte_order and converted != converted.newbyteorder(byte_order):
         raise LeftToZarr("a codec takes elements in another byte order than the array's")
     dtype = chunk_spec.dtype.to_native_dtype()
-    return Layout(chunk_spec.shape, dtype, stored, axis_order, conversion)
+    return Layout(chunk_spec.shape, dtype, stored, axis_order, element_codecs)
 
 
 def _dtypes_of(codec: zarr.codecs.BytesCodec, spec: ArraySpec) -> tuple[AnyDType, AnyDType]:

@@ -65,7 +65,7 @@ class _Step(NamedTuple):
     encoded_dtype: AnyDType
 
 
-def conversion_of_filters(filters: Sequence[Any], dtype: AnyDType) -> ElementCodecs:
+def element_codecs_of_filters(filters: Sequence[Any], dtype: AnyDType) -> ElementCodecs:
     """Return what the filters of a Zarr v2 array of a dtype do; may raise `LeftToZarr`."""
     steps, encoded_dtype = list[_Step](), dtype
     for codec in filters:
@@ -75,7 +75,7 @@ def conversion_of_filters(filters: Sequence[Any], dtype: AnyDType) -> ElementCod
     return ElementCodecs(encoded_dtype, (*decoders, lambda flat: flat.view(dtype)))
 
 
-def conversion_of_codecs(codecs: Sequence[Any], spec: ArraySpec) -> tuple[ElementCodecs, ArraySpec]:
+def element_codecs_of(codecs: Sequence[Any], spec: ArraySpec) -> tuple[ElementCodecs, ArraySpec]:
     """Return what codecs of Zarr v3 do, but for transposing, and what they encode chunks to.
 
     Raises `LeftToZarr` if it depends on more than the element, or if zarr itself fails.

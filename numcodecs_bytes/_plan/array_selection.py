@@ -20,15 +20,15 @@ from numcodecs_bytes._plan.selection import Indices, Selector, cut_at_chunks
 class ChunkSelection(NamedTuple):
     """What is selected of a chunk."""
 
-    coordinates: tuple[int, ...]  # of the chunk in the grid
-    selection: tuple[Any, ...]  # as zarr passes it to codecs
+    chunk_coords: tuple[int, ...]  # in the grid
+    chunk_selection: tuple[Any, ...]  # as zarr passes it to codecs
     out_selection: OutSelection  # in the result
 
     def is_all_of_chunk(self, shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> bool:
         """Whether it selects as many elements as an array of a shape has of the chunk."""
-        along = zip(self.coordinates, shape, chunk_shape, strict=True)
-        num_there = math.prod([min(length, size - i * length) for i, size, length in along])
-        return size_of(self.out_selection) == num_there
+        along = zip(self.chunk_coords, shape, chunk_shape, strict=True)
+        num_in_array = math.prod([min(length, size - i * length) for i, size, length in along])
+        return size_of(self.out_selection) == num_in_array
 
 
 class AxisCut(NamedTuple):
@@ -63,12 +63,12 @@ def select(
     Raises `LeftToZarr` for what zarr takes in another sense than axis by axis, and for what may be
     an error.
     """
-    keys, has_ellipsis = _keys_of(selection, len(shape))
+    selectors, has_ellipsis = _selectors_of(selection, len(shape))
     sizes: list[int] = []
     axes: list[list[AxisCut]] = []
     num_chunks = 1
-    for key, size, length in zip(keys, shape, chunk_shape, strict=True):
-        indices = _index_or_indices(key, size, length)
+    for selector, size, length in zip(selectors, shape, chunk_shape, strict=True):
+        indices = _index_or_indices(selector, size, length)
         if isinstance(indices, int):
             cuts = [AxisCut(indices // length, indices % length, None)]
         else:
@@ -76,45 +76,46 @@ def select(
             sizes.append(len(indices))
         axes.append(cuts)
         num_chunks *= len(cuts)
-    is_scalar = not sizes and (has_ellipsis or not all([type(key) is int for key in keys]))
+    are_ints = all([type(selector) is int for selector in selectors])
+    is_scalar = not sizes and (has_ellipsis or not are_ints)
     return ArraySelection(tuple(sizes), num_chunks, is_scalar, axes)
 
 
-def _keys_of(selection: Any, num_axes: int) -> tuple[list[Any], bool]:
+def _selectors_of(selection: Any, num_axes: int) -> tuple[list[Any], bool]:
     """Return what is selected along each axis, and whether by an Ellipsis."""
-    keys = list(selection) if type(selection) is tuple else [selection]
-    kinds = list(map(type, keys))
+    selectors = list(selection) if type(selection) is tuple else [selection]
+    kinds = list(map(type, selectors))
     num_lists = kinds.count(list) + kinds.count(np.ndarray)
     has_ellipsis = type(Ellipsis) in kinds
     if num_lists > 1 or kinds.count(type(Ellipsis)) > 1:
         raise _unknown()
     if num_lists:  # beside which zarr takes no Ellipsis, nor NumPy's integers and slices together
-        has_slices = slice in kinds or len(keys) < num_axes
+        has_slices = slice in kinds or len(selectors) < num_axes
         # Versions of zarr refuse short and unsigned ones there.
-        is_taken = [key.dtype == np.intp for key in keys if isinstance(key, np.integer)]
+        is_taken = [s.dtype == np.intp for s in selectors if isinstance(s, np.integer)]
         if has_ellipsis or (has_slices and is_taken) or not all(is_taken):
             raise _unknown()
     if has_ellipsis:
         k = kinds.index(type(Ellipsis))
-        keys[k : k + 1] = [slice(None)] * (num_axes - len(keys) + 1)
-    keys += [slice(None)] * (num_axes - len(keys))
-    if not num_axes or len(keys) != num_axes:
+        selectors[k : k + 1] = [slice(None)] * (num_axes - len(selectors) + 1)
+    selectors += [slice(None)] * (num_axes - len(selectors))
+    if not num_axes or len(selectors) != num_axes:
         raise LeftToZarr("the array has no axes, or fewer than are selected")
-    return keys, has_ellipsis
+    return selectors, has_ellipsis
 
 
-def _index_or_indices(key: Any, size: int, length: int) -> int | range | Indices:
+def _index_or_indices(selector: Any, size: int, length: int) -> int | range | Indices:
     """Return what is selected along an axis, cut in chunks of a length; an index drops it."""
-    if type(key) is int or _is_index(key):
-        index = int(key) + (size if key < 0 else 0)
+    if type(selector) is int or _is_index(selector):
+        index = int(selector) + (size if selector < 0 else 0)
         if not 0 <= index < size:
             raise LeftToZarr("an index is out of bounds")
         return index
-    if type(key) is slice:
-        if not isinstance(key.step, int | np.integer | None):
+    if type(selector) is slice:
+        if not isinstance(selector.step, int | np.integer | None):
             raise _unknown()  # which zarr compares with integers
         try:
-            indices = range(*key.indices(size))
+            indices = range(*selector.indices(size))
         except (TypeError, ValueError) as error:
             raise _unknown() from error
         if indices.step < 0:
@@ -122,13 +123,15 @@ def _index_or_indices(key: Any, size: int, length: int) -> int | range | Indices
         if indices.stop - indices.start > sys.maxsize:
             raise LeftToZarr("a slice is longer than NumPy's arrays")
         return indices
-    if type(key) is np.ndarray or (type(key) is list and all(map(_is_index, key))):
-        return _indices_of_array(np.asarray(key), size, length)
+    if type(selector) is np.ndarray or (type(selector) is list and all(map(_is_index, selector))):
+        return _indices_of_array(np.asarray(selector), size, length)
     raise _unknown()
 
 
-def _is_index(key: object) -> bool:
-    return type(key) is int or (isinstance(key, np.integer) and not isinstance(key, np.timedelta64))
+def _is_index(selector: object) -> bool:
+    if type(selector) is int:
+        return True
+    return isinstance(selector, np.integer) and not isinstance(selector, np.timedelta64)
 
 
 def _indices_of_array(array: Any, size: int, length: int) -> Indices:

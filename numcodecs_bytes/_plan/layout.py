@@ -71,8 +71,8 @@ class ElementCodecs:
 class Layout:
     """How the elements of a chunk are stored.
 
-    Elements along the last axis of `axis_order`, by default C order, are adjacent. If there is a
-    conversion, `dtype` is that of the array, and `stored_dtype` that of converted elements.
+    Elements along the last axis of `axis_order`, by default C order, are adjacent. If there are
+    codecs of elements, `dtype` is that of the array, and `stored_dtype` that of encoded elements.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class Layout:
         dtype: AnyDType,
         stored_dtype: AnyDType,
         axis_order: tuple[int, ...] | None = None,
-        conversion: ElementCodecs | None = None,
+        element_codecs: ElementCodecs | None = None,
     ) -> None:
         self.shape, self.dtype, self.stored_dtype = shape, dtype, stored_dtype
-        self.conversion = conversion
+        self.element_codecs = element_codecs
         self.axis_order = tuple(range(len(shape))) if axis_order is None else axis_order
         self.item_size = stored_dtype.itemsize
         self.geometry = Geometry(shape, self.axis_order, self.item_size)
@@ -93,10 +93,10 @@ class Layout:
         self.is_converted_by_copy = byteswap_dtype(dtype) == dtype and not has_unused_bits(dtype)
         # Whether stored elements equal elements in memory, byte for byte.
         self.is_stored_as_in_memory = (
-            self.is_converted_by_copy and stored_dtype == dtype and conversion is None
+            self.is_converted_by_copy and stored_dtype == dtype and element_codecs is None
         )
 
     def check_length(self, num_bytes: int, name: str) -> None:
         """Raise LengthError unless a chunk of this name has the right length."""
-        dtype = self.dtype if self.conversion is None else self.stored_dtype
+        dtype = self.dtype if self.element_codecs is None else self.stored_dtype
         check_length(num_bytes, self.shape, dtype, self.stored_dtype, name)

@@ -67,8 +67,8 @@ class ShardPlan(NamedTuple):
         return list(itertools.product(*self.out_selections_along))
 
     def inner_chunks(self, index: UInt64Array, shard_start: int, num_bytes: int) -> InnerChunks:
-        """Return where the inner chunks are; see `_find`."""
-        present, starts, missing = _find(self, index, shard_start, num_bytes)
+        """Return where the inner chunks are; see `_find_inner_chunks`."""
+        present, starts, missing = _find_inner_chunks(self, index, shard_start, num_bytes)
         out_selections, numbers = self.out_selections, present.tolist()
         placed = [
             PlacedRuns(self.plans[k], start, out_selections[k])
@@ -87,8 +87,8 @@ class ShardPointsPlan(NamedTuple):
     max_gap: int  # to plan with, in bytes
 
     def inner_chunks(self, index: UInt64Array, shard_start: int, num_bytes: int) -> InnerChunks:
-        """Return where the points are; see `_find`."""
-        present, starts, missing = _find(self, index, shard_start, num_bytes)
+        """Return where the points are; see `_find_inner_chunks`."""
+        present, starts, missing = _find_inner_chunks(self, index, shard_start, num_bytes)
         points = Axis(starts + self.offsets[present], 1, 0)  # the file is an axis of bytes
         plan = plan_axes((points,), self.inner.item_size, self.max_gap)
         placed = [PlacedRuns(plan, 0, (present,))] if len(present) else []
@@ -98,7 +98,7 @@ class ShardPointsPlan(NamedTuple):
 AnyShardPlan = ShardPlan | ShardPointsPlan
 
 
-def _find(
+def _find_inner_chunks(
     plan: AnyShardPlan, index: UInt64Array, shard_start: int, num_bytes: int
 ) -> tuple[Indices, Indices, Indices]:
     """Return which inner chunks, or points, are present, where each begins, and which are missing.

@@ -124,8 +124,8 @@ def decoded_elements(elements: Array, layout: Layout) -> Array:
     Shares memory with them, unless codecs convert them, NumPy can't swap that dtype, or there are
     invalid bytes.
     """
-    if layout.conversion is not None:
-        return layout.conversion.decode(elements)
+    if layout.element_codecs is not None:
+        return layout.element_codecs.decode(elements)
     if layout.is_converted_by_copy:
         return elements
     dtype = layout.dtype

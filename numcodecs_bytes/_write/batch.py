@@ -64,7 +64,7 @@ class Values:
 
     def are_elements_of(self, layout: AnyLayout) -> bool:
         """Whether whole chunks of a layout can be written from them: zarr converts others."""
-        if not isinstance(layout, Layout) or not layout.item_size or layout.conversion is not None:
+        if not isinstance(layout, Layout) or layout.element_codecs or not layout.item_size:
             return False  # a shard, nothing to write, or what zarr itself encodes
         is_of_numpy = type(self._array) in (np.ndarray, np.memmap)
         is_known = (is_of_numpy and type(self.buffer) is cpu.NDBuffer) or type(self) is GPUValues
@@ -202,7 +202,7 @@ def _find_path(setter: Any) -> str:
 def _check_in_place(layout: AnyLayout, values: Values, *, is_on: bool) -> None:
     """Raise `LeftToZarr` unless part of a chunk can be written in place."""
     inner = layout.inner if isinstance(layout, ShardLayout) else layout
-    if inner.conversion is not None:
+    if inner.element_codecs is not None:
         raise LeftToZarr("codecs convert its elements")
     if values.may_be_mapped and values.num_bytes > MAPPED_COPY_BYTES:
         limit = f"{MAPPED_COPY_BYTES >> 20} MiB"

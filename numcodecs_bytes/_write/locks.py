@@ -51,7 +51,7 @@ _ended: list[None] = []
 FORK_SECONDS = 0.1
 
 
-def _note_fork() -> None:
+def _record_fork() -> None:
     _begun.append(threading.get_ident())
 
 
@@ -72,7 +72,9 @@ def _does_another_fork() -> bool:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_note_fork, after_in_parent=partial(_ended.append, None), after_in_child=_begun.clear
+        before=_record_fork,
+        after_in_parent=partial(_ended.append, None),
+        after_in_child=_begun.clear,
     )
     os.register_at_fork(after_in_child=_ended.clear)
     os.register_at_fork(after_in_child=_close_in_child)

@@ -1,4 +1,4 @@
-"""Plans read the selected bytes, small gaps, and no more; their parts fit in blocks.
+"""Plans read the selected bytes, small gaps, and no more; blocks have a limited size.
 
 What of a selection is stored where: the values of test_random_selections.py.
 """
@@ -80,9 +80,9 @@ def test_plans_and_their_parts_select_what_numpy_selects(set_constants):
         np.testing.assert_array_equal(apply(moved, raw, layout, 5 + distance), expected)
         for _ in range(2):  # the second time, plans may be cached
             out = np.full(expected.shape, -1, I4)
-            for where, part in split(plan, 4):
-                assert part.memory_bytes <= max(constants.BLOCK_BYTES, 4)
-                out[where] = apply(part, raw, layout, 5)
+            for where, block in split(plan, 4):
+                assert block.memory_bytes <= max(constants.BLOCK_BYTES, 4)
+                out[where] = apply(block, raw, layout, 5)
             np.testing.assert_array_equal(out, expected)
         if plan.is_dense:
             runs = [raw[s : s + plan.run_bytes] for s in plan.starts(5).tolist()]
@@ -135,9 +135,9 @@ def test_dense_points_in_disorder_are_grouped_by_block_and_read_once(set_constan
     set_constants(BLOCK_BYTES=1 << 10, GROUP_BYTES=1 << 10)
     layout = Layout((1 << 14,), U1, U1)
     points = np.random.default_rng(1).integers(0, 1 << 14, 4000)
-    parts = list(split(plan_of((points,), layout), 1))
-    assert sum(part.num_bytes for _, part in parts) <= 1 << 14
-    assert all((np.diff(where) > 0).all() for (where,), _ in parts)  # and stay in order
+    blocks = list(split(plan_of((points,), layout), 1))
+    assert sum(block.num_bytes for _, block in blocks) <= 1 << 14
+    assert all((np.diff(where) > 0).all() for (where,), _ in blocks)  # and stay in order
 
 
 def test_parts_follow_each_other_in_the_file(set_constants):
@@ -149,7 +149,7 @@ def test_parts_follow_each_other_in_the_file(set_constants):
     ):
         plan = plan_of(selection, Layout((5, 7, 9), U1, U1, order), max_gap=1)
         ends = [
-            (part.starts()[0], part.starts()[-1] + part.run_bytes) for _, part in split(plan, 1)
+            (block.starts()[0], block.starts()[-1] + block.run_bytes) for _, block in split(plan, 1)
         ]
         assert len(ends) > 1
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
@@ -163,9 +163,9 @@ def test_points_that_are_sparse_in_some_blocks_only(set_constants):
     points = np.random.default_rng(1).permutation(points)
     raw = np.random.default_rng(2).integers(0, 256, 1 << 14, np.uint8)
     out = np.zeros(len(points), U1)
-    for where, part in split(plan_of((points,), layout, max_gap=1), 1):
-        assert part.memory_bytes <= 1 << 10
-        out[where] = apply(part, raw.tobytes(), layout)
+    for where, block in split(plan_of((points,), layout, max_gap=1), 1):
+        assert block.memory_bytes <= 1 << 10
+        out[where] = apply(block, raw.tobytes(), layout)
     np.testing.assert_array_equal(out, raw[points])
 
 
