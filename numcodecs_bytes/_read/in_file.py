@@ -18,7 +18,7 @@ from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr, Outcome
 from numcodecs_bytes._plan.plan import RunPlan, plan_of, sample, split
 from numcodecs_bytes._plan.shards import InnerChunks, ShardLayout
 from numcodecs_bytes._read.chunk_read import ChunkRead
-from numcodecs_bytes._read.output import Output, memory_of, view_of, write_selected
+from numcodecs_bytes._read.output import Output, direct_target, scatter, view_of
 from numcodecs_bytes._read.pace import Pace
 from numcodecs_bytes._runtime import traces
 from numcodecs_bytes._sources import files
@@ -36,7 +36,7 @@ def read_chunk(
     Raises `LeftToZarr` or OSError if zarr has to read the chunk, ValueError if it has the wrong
     length, and CancelledError if the output must not be changed any more.
     """
-    file = files.locate(chunk.file, descriptor)
+    file = files.extent_in(chunk.file, descriptor)
     if file is None:
         chunk.read_as_missing(out, FetchCounts())
         return
@@ -83,7 +83,7 @@ def _check_crc(file: OpenExtent, fetched: FetchCounts, out: Output) -> FetchCoun
     """Raise `LeftToZarr` if the checksum of a file that was read is wrong."""
     if file.checksum is None:
         return fetched
-    file.checksum.verify(out.check)
+    file.checksum.verify(out.raise_if_cancelled)
     return fetched._replace(num_bytes=fetched.num_bytes + file.checksum.num_bytes_read)
 
 
@@ -208,7 +208,7 @@ def _region_of(
     `slow_copies` says where that is slow. All runs are as far from their places, modulo a page, as
     the first one, or at all distances.
     """
-    memory = memory_of(out.array, out_selection, plan, layout)
+    memory = direct_target(out.array, out_selection, plan, layout)
     if memory is None:
         return None
     if slow_copies.slow_distances and plan.length >= slow_copies.MIN_SLOW_BYTES:
@@ -236,8 +236,8 @@ def _read_through_block(
     if file.checksum is not None and len(starts) == 1:
         file.checksum.add(starts[0], raw)
     with out.lock:
-        out.check()
-        write_selected(raw, plan, layout, out.array, out_selection)
+        out.raise_if_cancelled()
+        scatter(raw, plan, layout, out.array, out_selection)
     _give_back(raw)
 
 
@@ -263,7 +263,7 @@ def _copy_short_runs(
     """Read runs, end to end, to their memory in the output."""
     raw = files.read_runs(descriptor, starts, length, _take_block)
     with out.lock:
-        out.check()
+        out.raise_if_cancelled()
         memory[:] = raw
     _give_back(raw)
     return True
@@ -283,7 +283,7 @@ def _read_long_runs(
         return True
     unread: list[tuple[int, memoryview]] = []
     with out.lock:
-        out.check()
+        out.raise_if_cancelled()
         for start, first in zip(starts, range(0, len(memory), length), strict=True):
             run = memory[first : first + length]
             num_bytes = files.read_cached_nowait(descriptor, start, run)
@@ -300,7 +300,7 @@ def _read_cold_run(descriptor: int, start: int, run: memoryview, out: Output) ->
     """Read the rest of a run to its place in the output; what has arrived meanwhile, straight."""
     while run:
         with out.lock:
-            out.check()
+            out.raise_if_cancelled()
             num_bytes = files.read_cached_nowait(descriptor, start, run)
         if not num_bytes:
             begin = slow_copies.begin_between(start, run)
@@ -308,7 +308,7 @@ def _read_cold_run(descriptor: int, start: int, run: memoryview, out: Output) ->
             files.read_exactly(descriptor, start, block)
             num_bytes = len(block)
             with out.lock:
-                out.check()
+                out.raise_if_cancelled()
                 run[:num_bytes] = block
             _give_back(block)
         run, start = run[num_bytes:], start + num_bytes
@@ -333,10 +333,10 @@ def _take_block(num_bytes: int, begin: int = 0) -> memoryview:
     """
     try:
         if num_bytes > constants.BLOCK_BYTES:  # a single element, or axes in another order
-            return files.new_memory(num_bytes, begin)
+            return files.page_aligned(num_bytes, begin)
         block: memoryview | None = vars(_memory_of_thread).pop("block", None)
         if block is None or len(block) < begin + num_bytes:
-            block = files.new_memory(_whole_block_bytes())
+            block = files.page_aligned(_whole_block_bytes())
     except MemoryError as error:
         raise LeftToZarr("there is not enough memory for a block") from error
     return block[begin : begin + num_bytes]

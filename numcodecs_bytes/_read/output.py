@@ -29,7 +29,7 @@ class Output(NamedTuple):
     """The array that a batch is read into, for one of the threads that fill it.
 
     The array is as `check_output` requires. A thread of a pool changes it only while it holds its
-    lock, and after `check`; the event loop needs neither. A caller that was cancelled takes the
+    lock, and after `raise_if_cancelled`; the event loop needs neither. A caller that was cancelled takes the
     lock once: from then on, the array is the caller's alone.
     """
 
@@ -58,7 +58,7 @@ class Output(NamedTuple):
         """Return the output for another thread."""
         return self._replace(is_wanted=is_wanted, lock=threading.Lock())
 
-    def check(self) -> None:
+    def raise_if_cancelled(self) -> None:
         """Raise CancelledError if the array must not be changed any more."""
         if not self.is_wanted():
             raise CancelledError("the read was cancelled")
@@ -98,7 +98,7 @@ def _may_overlap(array: Array | GPUArray) -> bool:
     return False
 
 
-def write_selected(
+def scatter(
     raw: bytes | memoryview | UInt8Array,
     plan: RunPlan,
     layout: Layout,
@@ -146,7 +146,7 @@ def view_of(
     return out, partial(out_selection_within, outer)
 
 
-def memory_of(
+def direct_target(
     out: Array, out_selection: OutSelection, plan: RunPlan, layout: Layout
 ) -> UInt8Array | None:
     """Return a place in the output as bytes if it holds just the runs of a plan, end to end."""

@@ -41,7 +41,7 @@ def read_index(shard: ShardLayout, file: OpenExtent) -> tuple[UInt64Array, bytes
 
     See `index_of`.
     """
-    raw = files.new_memory(shard.index_bytes)
+    raw = files.page_aligned(shard.index_bytes)
     files.read_exactly(file.descriptor, file.start + shard.index_start(file.num_bytes), raw)
     return index_of(shard, np.asarray(raw)), bytes(raw[-CHECKSUM_BYTES:])
 
@@ -49,7 +49,7 @@ def read_index(shard: ShardLayout, file: OpenExtent) -> tuple[UInt64Array, bytes
 def _read_checksum(shard: ShardLayout, file: OpenExtent) -> bytes | memoryview:
     end = file.start + shard.index_start(file.num_bytes) + shard.index_bytes
     start = end - CHECKSUM_BYTES
-    return files.read_runs(file.descriptor, [start], CHECKSUM_BYTES, files.new_memory)
+    return files.read_runs(file.descriptor, [start], CHECKSUM_BYTES, files.page_aligned)
 
 
 class IndexCache:
