@@ -29,8 +29,8 @@ class Output(NamedTuple):
     """The array that a batch is read into, for one of the threads that fill it.
 
     The array is as `check_output` requires. A thread of a pool changes it only while it holds its
-    lock, and after `raise_if_cancelled`; the event loop needs neither. A caller that was cancelled takes the
-    lock once: from then on, the array is the caller's alone.
+    lock, and after `raise_if_cancelled`; the event loop needs neither. A caller that was cancelled
+    takes the lock once: from then on, the array is the caller's alone.
     """
 
     array: Array

@@ -73,9 +73,7 @@ class OpenExtent(NamedTuple):
     descriptor: int
     start: int
     num_bytes: int
-    is_prefetched: bool = False  # whether the system is asked to prefetch what is read next
     crc: int | None = None  # the CRC-32 of the chunk, if it is known
-    checksum: Checksum | None = None  # that is computed while the chunk is read
 
 
 class FileExtent(NamedTuple):

@@ -46,6 +46,11 @@ def read_index(shard: ShardLayout, file: OpenExtent) -> tuple[UInt64Array, bytes
     return index_of(shard, np.asarray(raw)), bytes(raw[-CHECKSUM_BYTES:])
 
 
+def read_whole_index(shard: ShardLayout, file: OpenExtent) -> tuple[UInt64Array, FetchCounts]:
+    """Return the index of a shard in an open file, and what was fetched of it."""
+    return read_index(shard, file)[0], FetchCounts(1, shard.index_bytes)
+
+
 def _read_checksum(shard: ShardLayout, file: OpenExtent) -> bytes | memoryview:
     end = file.start + shard.index_start(file.num_bytes) + shard.index_bytes
     start = end - CHECKSUM_BYTES
@@ -69,9 +74,9 @@ class IndexCache:
 
     def read(self, shard: ShardLayout, file: OpenExtent) -> tuple[UInt64Array, FetchCounts]:
         """Return the index of a shard in an open file, and what was fetched of it."""
-        fetched = FetchCounts(1, shard.index_bytes)
         if not has_index_checksum(shard.codec):
-            return read_index(shard, file)[0], fetched
+            return read_whole_index(shard, file)
+        fetched = FetchCounts(1, shard.index_bytes)
         status = os.fstat(file.descriptor)
         in_file = status.st_dev, status.st_ino, status.st_size, file.start, file.num_bytes
         key = in_file, shard.index_key

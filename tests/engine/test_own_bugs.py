@@ -358,7 +358,7 @@ MISTAKES = [
     ("fcntl.flock", np.s_[1:6, ::2]),
     ("numcodecs_bytes._write.whole.encode_array", np.s_[...]),
     ("numcodecs_bytes._write.whole._elements_of", np.s_[...]),
-    ("numcodecs_bytes._write.chunk_write.Workers", np.s_[...]),
+    ("numcodecs_bytes._write.chunk_write.PoolWorkers", np.s_[...]),
 ]
 
 

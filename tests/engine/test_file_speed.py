@@ -3,13 +3,13 @@
 import pytest
 
 from numcodecs_bytes._plan import constants
-from numcodecs_bytes._read.pace import gap_worth_reading, helps_prefetching, seconds_waited
+from numcodecs_bytes._read.file_speed import gap_worth_reading, helps_prefetching, seconds_waited
 
 LIMIT, FAST, SLOW = 2e-5, 1e-6, 5e-3
 
 
 @pytest.mark.parametrize(
-    ("probes", "suspicion", "expected"),
+    ("probes", "last_slow_seconds", "expected"),
     [
         ([], 0.0, 0.0),
         ([FAST] * 5, 0.0, 0.0),
@@ -24,9 +24,9 @@ LIMIT, FAST, SLOW = 2e-5, 1e-6, 5e-3
         ([LIMIT, LIMIT], 0.0, 0.0),
     ],
 )
-def test_two_reads_must_be_slow(probes, suspicion, expected):
-    """A busy machine stops one; a suspicion counts if the next read confirms it."""
-    assert seconds_waited(probes, LIMIT, suspicion) == expected
+def test_two_reads_must_be_slow(probes, last_slow_seconds, expected):
+    """A busy machine stops one; the last one before counts if the next confirms it."""
+    assert seconds_waited(probes, LIMIT, last_slow_seconds) == expected
 
 
 @pytest.mark.parametrize(
