@@ -11,7 +11,6 @@ import operator
 import os
 import time
 from collections.abc import Hashable, Iterator, Sequence
-from functools import partial
 
 from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._plan import constants
@@ -41,10 +40,13 @@ async def read(settings: ReadSettings, chunks: Sequence[ChunkRead], out: Output)
     Raises ValueError if a file has the wrong length.
     """
     outputs: list[Output] = []
+
+    def read_alone(is_wanted: IsWanted) -> None:
+        outputs.append(out.for_thread(is_wanted))
+        read_file(iter(chunks), outputs[-1], FileBatch(FileSpeed(settings.max_gap)))
+
     try:
         if len(chunks) == 1:
-            batch = FileBatch(FileSpeed(settings.max_gap))
-            read_alone = partial(_read_alone, chunks, out, outputs, batch)
             await run_while_wanted(file_pool(), read_alone)
         else:
             batch = FileBatch(FileSpeed(settings.max_gap, num_until_probe=0))
@@ -54,17 +56,6 @@ async def read(settings: ReadSettings, chunks: Sequence[ChunkRead], out: Output)
         for each in outputs:
             with each.lock:
                 pass
-
-
-def _read_alone(
-    chunks: Sequence[ChunkRead],
-    out: Output,
-    outputs: list[Output],
-    batch: FileBatch,
-    is_wanted: IsWanted,
-) -> None:
-    outputs.append(out.for_thread(is_wanted))
-    read_file(iter(chunks), outputs[-1], batch)
 
 
 async def _read_together(
@@ -83,14 +74,13 @@ async def _read_together(
         for _, in_file in itertools.groupby(groups, operator.itemgetter(0)):
             read_file((chunk for _, some in in_file for chunk in some), of_thread, batch)
 
-    workers = PoolWorkers(
+    batch.workers = workers = PoolWorkers(
         list(_grouped_by_file(chunks, num_threads or concurrency() or MAX_FILE_THREADS)),
         work,
         num_threads=num_threads,
         num_default=num_threads_for(out.array.nbytes, len(chunks)),
         begins_alone=True,
     )
-    batch.workers = workers
     # If it takes long to open the first file, the others need not wait until it is open.
     timer = asyncio.get_running_loop().call_later(
         constants.CERTAIN_WAIT_SECONDS, batch.add_threads_if_opening
@@ -112,8 +102,7 @@ def read_here(
     """
     batch = FileBatch(FileSpeed(max_gap), cached_indices.read, leaves_slow_files=True)
 
-    def work(workers: "CallerWorkers[ChunkRead] | None", some: "Iterator[ChunkRead]") -> None:
-        batch.workers = workers
+    def work(_workers: object, some: "Iterator[ChunkRead]") -> None:
         for chunk in some:
             read_file(iter([chunk]), out, batch)
             if chunk.outcome.is_left:
@@ -122,8 +111,9 @@ def read_here(
     if num_threads == 1:
         work(None, iter(chunks))
         return
+    batch.workers = workers = CallerWorkers(chunks, work)
     try:
-        CallerWorkers(chunks, work).run()
+        workers.run()
     finally:
         batch.workers = None  # which refer to this function, and to the output
 
