@@ -25,10 +25,7 @@ _thread_buffers = threading.local()
 
 @dataclass(slots=True)
 class RunFetcher:
-    """Fetches the runs of plans, of one chunk or of the inner chunks of a shard.
-
-    It counts its reads, and their bytes.
-    """
+    """Fetches and scatters runs of a chunk, or of the inner chunks of a shard, and counts them."""
 
     descriptor: int
     layout: Layout  # of the chunk, or of each inner chunk
@@ -77,8 +74,8 @@ class RunFetcher:
     def _fill_directly(self, plan: RunPlan, start: int, out_selection: OutSelection) -> bool:
         """Fetch runs straight into the output; return False if that is impossible, or slow.
 
-        `slow_copies` says where it is slow. All runs are as far from their places, modulo a page,
-        as the first one, or at all distances.
+        `slow_copies` says where it is slow. All runs are as far from where they belong, modulo a
+        page, as the first one, or at all distances.
         """
         if not self.can_fill:
             return False
@@ -93,17 +90,17 @@ class RunFetcher:
 
     def fill(self, plan: RunPlan, start: int, memory: memoryview) -> bool:
         """Fetch runs, end to end, into the output; return False if the system can't do it."""
-        fill: Callable[[Sequence[int], int, memoryview], bool]
+        fill_block: Callable[[Sequence[int], int, memoryview], bool]
         if plan.length < files.MIN_READINTO_BYTES:
-            fill = self._fill_by_copies
+            fill_block = self._fill_by_copies
         elif self.out.may_be_cancelled:
-            fill = self._fill_nowait
+            fill_block = self._fill_nowait
         else:
-            fill = self._fill_and_wait
+            fill_block = self._fill_and_wait
         first = 0
         for starts in plan.blocks(start):
             end = first + len(starts) * plan.length
-            if not fill(starts, plan.length, memory[first:end]):
+            if not fill_block(starts, plan.length, memory[first:end]):
                 self.can_fill = False  # which the first run shows
                 return False
             if self.checksum is not None and len(starts) == 1:

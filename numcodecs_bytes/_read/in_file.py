@@ -91,7 +91,7 @@ def _plan_chunk(
     """Plan what is read of a chunk; once more, with longer gaps, if probes show a slow file."""
     if extent.num_bytes != layout.num_bytes:
         chunk.check_length(extent.num_bytes)
-    start, fetcher, speed = extent.start + chunk.distance, RunFetcher, batch.speed
+    start, speed = extent.start + chunk.distance, batch.speed
     plan = _plan_runs(chunk, layout, extent, out, speed.verdict.max_gap)
     # For one short run, a probe could only show that threads wait, which may be known.
     is_one_request = plan.num_runs == 1 and plan.length <= constants.PREFETCH_BYTES
@@ -100,7 +100,7 @@ def _plan_chunk(
     verdict = speed.verdict
     if verdict.is_slow:
         plan = _plan_runs(chunk, layout, extent, out, verdict.max_gap)
-        fetcher = PrefetchingFetcher if verdict.prefetching_helps else RunFetcher
+    fetcher = PrefetchingFetcher if verdict.prefetching_helps else RunFetcher
     placed = [(plan, start, chunk.out_selection)]
     return _ExtentRead(layout, placed, plan.num_bytes, out, fetcher)
 

@@ -1,4 +1,4 @@
-"""Copies what was read of a chunk to its place in the output. NumPy's copy swaps bytes."""
+"""Scatters what was read of a chunk to the output. NumPy's copy swaps bytes."""
 
 import threading
 from collections.abc import Callable
@@ -97,7 +97,7 @@ def scatter(
     out: Array,
     out_selection: OutSelection,
 ) -> None:
-    """Copy the runs of a plan, which `raw` holds end to end, to their place in the output."""
+    """Copy what is selected of the runs of a plan, which `raw` holds end to end, to the output."""
     if not plan.num_runs:
         return
     window: Array = np.ndarray(plan.window_shape, layout.stored_dtype, raw, 0, plan.window_strides)
@@ -131,7 +131,7 @@ def decoded_elements(elements: Array, layout: Layout) -> Array:
 def view_of(
     out: Output, outer: OutSelection
 ) -> tuple[Output, Callable[[OutSelection], OutSelection]]:
-    """Return the output, or a view of it, and a function from places in `outer` to places in it."""
+    """Return the output, or a view of it, and a function from selections of `outer` to its own."""
     if are_slices(outer):
         view = out.array[(*outer, ...)]
         return out._replace(array=view), lambda inner: mesh(inner, view.shape)
@@ -141,7 +141,7 @@ def view_of(
 def direct_target(
     out: Array, out_selection: OutSelection, plan: RunPlan, layout: Layout
 ) -> UInt8Array | None:
-    """Return a place in the output as bytes if it holds just the runs of a plan, end to end."""
+    """Return a selection of the output, as bytes, if it holds just the runs of a plan in order."""
     if not (plan.is_dense and layout.is_plain and are_slices(out_selection)):
         return None
     region = out[(*out_selection, ...)].transpose(plan.stored_axes)
