@@ -24,7 +24,6 @@ from numcodecs_bytes._plan.shards import AnyLayout
 from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.local import read_here
 from numcodecs_bytes._read.output import Output
-from numcodecs_bytes._read.pace import Pace
 from numcodecs_bytes._runtime import own_bugs, traces
 from numcodecs_bytes._zarr_api.batch_items import ChunkRequest
 from numcodecs_bytes._zarr_api.names import keys_are_v2, name_of_class, name_of_store
@@ -216,9 +215,8 @@ class SyncReader:
             )
             item = ChunkRequest(getter, snapshot.spec, at_start, out_selection, is_complete)
             reads.append(ChunkRead(item, out_selection, layout, file, distance=distance))
-        pace = Pace(finder.max_gap, leaves_slow_files=True, caches_indices=True)
         num_threads = snapshot.pipeline._num_threads() if len(reads) > 1 else 1
-        read_here(reads, Output.of_caller(out), pace, num_threads)
+        read_here(reads, Output.of_caller(out), finder.max_gap, num_threads)
         if left := [chunk.outcome.why for chunk in reads if chunk.outcome.is_left]:
             raise LeftToZarr(max(left))  # after one that is left, others are not read: ""
         are_missing = any(chunk.outcome.status == "missing" for chunk in reads)

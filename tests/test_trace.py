@@ -98,7 +98,7 @@ def test_a_reason_is_one_line(array, monkeypatch):
     def fail(*_args):
         raise OSError(errno.EIO, "first: 1\nsecond: 2")
 
-    monkeypatch.setattr("numcodecs_bytes._sources.files.locate", fail)
+    monkeypatch.setattr("numcodecs_bytes._sources.files.extent_in", fail)
     with numcodecs_bytes.trace() as found:
         array[300]
     (said,) = str(found).splitlines()[2:]

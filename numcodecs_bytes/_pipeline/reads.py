@@ -79,7 +79,10 @@ class PartialReadMixin(LayoutMixin):
     async def _read(self, plan: _BatchPlan) -> None:
         """Read what is planned, and let zarr read the rest; tell `trace` what became of each."""
         try:
-            await plan.output.read_chunks(plan.chunks, partial(self._run, plan))
+            if isinstance(plan.output, Output):
+                await self._run(plan, plan.chunks, plan.output)
+            else:
+                await plan.output.read_chunks(plan.chunks, partial(self._run, plan))
             if rest := [chunk for chunk in plan.chunks if chunk.outcome.is_left]:
                 await self._let_zarr_read(plan, rest)
         finally:

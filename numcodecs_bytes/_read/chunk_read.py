@@ -66,7 +66,7 @@ class ChunkRead:
         """Fill places in the output with the fill value."""
         fill_value = fill_value_or_default(self.item.spec)
         with out.lock:
-            out.check()
+            out.raise_if_cancelled()
             for out_selection in out_selections:
                 out.array[out_selection] = fill_value
 

@@ -11,22 +11,23 @@ import operator
 import os
 import time
 from collections.abc import Hashable, Iterator, Sequence
-from functools import partial
 
 from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr, leave
 from numcodecs_bytes._read.chunk_read import ChunkRead, ReadSettings
+from numcodecs_bytes._read.file_batch import FileBatch
+from numcodecs_bytes._read.file_speed import FileSpeed
 from numcodecs_bytes._read.in_file import read_chunk
 from numcodecs_bytes._read.output import Output
-from numcodecs_bytes._read.pace import Pace
 from numcodecs_bytes._runtime.threads import (
     MAX_FILE_THREADS,
     IsWanted,
     file_pool,
     run_while_wanted,
 )
-from numcodecs_bytes._runtime.workers import Workers, WorkersHere, num_threads_for
+from numcodecs_bytes._runtime.workers import CallerWorkers, PoolWorkers, num_threads_for
+from numcodecs_bytes._sources.shard_index import cached_indices
 from numcodecs_bytes._zarr_api.names import add_name
 from numcodecs_bytes._zarr_api.versions import concurrency
 
@@ -39,12 +40,17 @@ async def read(settings: ReadSettings, chunks: Sequence[ChunkRead], out: Output)
     Raises ValueError if a file has the wrong length.
     """
     outputs: list[Output] = []
+
+    def read_alone(is_wanted: IsWanted) -> None:
+        outputs.append(out.for_thread(is_wanted))
+        read_file(iter(chunks), outputs[-1], FileBatch(FileSpeed(settings.max_gap)))
+
     try:
         if len(chunks) == 1:
-            read_alone = partial(_read_alone, settings, chunks, out, outputs)
             await run_while_wanted(file_pool(), read_alone)
         else:
-            await _read_together(settings, chunks, out, outputs)
+            batch = FileBatch(FileSpeed(settings.max_gap, num_until_probe=0))
+            await _read_together(chunks, out, outputs, batch, settings.num_threads)
     finally:
         # If the read was cancelled, a thread may be changing the output; it checks before the next.
         for each in outputs:
@@ -52,66 +58,64 @@ async def read(settings: ReadSettings, chunks: Sequence[ChunkRead], out: Output)
                 pass
 
 
-def _read_alone(
-    settings: ReadSettings,
+async def _read_together(
     chunks: Sequence[ChunkRead],
     out: Output,
     outputs: list[Output],
-    is_wanted: IsWanted,
-) -> None:
-    outputs.append(out.for_thread(is_wanted))
-    read_file(iter(chunks), outputs[-1], Pace(settings.max_gap))
-
-
-async def _read_together(
-    settings: ReadSettings, chunks: Sequence[ChunkRead], out: Output, outputs: list[Output]
+    batch: FileBatch,
+    num_threads: int | None,
 ) -> None:
     """Read several chunks, by as many threads as help."""
-    pace = Pace(settings.max_gap, probes_first=True)
 
-    def work(workers: "Workers[_InFile]", groups: "Iterator[_InFile]") -> None:
-        pace.waits.workers, of_thread = workers, out.for_thread(workers.is_wanted)
+    def work(workers: "PoolWorkers[_InFile]", groups: "Iterator[_InFile]") -> None:
+        of_thread = out.for_thread(workers.is_wanted)
         outputs.append(of_thread)
         # What a thread takes next is often in the same file, which stays open.
         for _, in_file in itertools.groupby(groups, operator.itemgetter(0)):
-            read_file((chunk for _, some in in_file for chunk in some), of_thread, pace)
+            read_file((chunk for _, some in in_file for chunk in some), of_thread, batch)
 
-    workers = Workers(
-        list(_grouped_by_file(chunks, settings.num_threads or concurrency() or MAX_FILE_THREADS)),
+    batch.workers = workers = PoolWorkers(
+        list(_grouped_by_file(chunks, num_threads or concurrency() or MAX_FILE_THREADS)),
         work,
-        num_threads=settings.num_threads,
+        num_threads=num_threads,
         num_default=num_threads_for(out.array.nbytes, len(chunks)),
         begins_alone=True,
     )
     # If it takes long to open the first file, the others need not wait until it is open.
-    look = asyncio.get_running_loop().call_later(constants.CERTAIN_WAIT_SECONDS, pace.waits.look)
+    timer = asyncio.get_running_loop().call_later(
+        constants.CERTAIN_WAIT_SECONDS, batch.add_threads_if_opening
+    )
     try:
-        await workers.run(file_pool())
+        await run_while_wanted(file_pool(), workers.run)
     finally:
-        look.cancel()
-        pace.waits.workers = None  # which refer to this function, and to the output
+        timer.cancel()
+        batch.workers = None  # which refer to this function, and to the output
 
 
 def read_here(
-    chunks: Sequence[ChunkRead], out: Output, pace: Pace, num_threads: int | None
+    chunks: Sequence[ChunkRead], out: Output, max_gap: int | None, num_threads: int | None
 ) -> None:
-    """Read chunks of different files in the calling thread; others help if files are slow.
+    """Read chunks of different files in the calling thread; others help if they open slowly.
 
-    Stops at a chunk that is left to zarr. `num_threads` is the number of threads, if the user has
-    set it: where it is one, no other thread helps.
+    Stops at a chunk that is left to zarr, as are slow files. `num_threads` is the number of
+    threads, if the user has set it: where it is one, no other thread helps.
     """
+    batch = FileBatch(FileSpeed(max_gap), cached_indices.read, leaves_slow_files=True)
 
-    def work(workers: "WorkersHere[ChunkRead]", some: "Iterator[ChunkRead]") -> None:
-        pace.waits.workers = None if num_threads == 1 else workers
+    def work(_workers: object, some: "Iterator[ChunkRead]") -> None:
         for chunk in some:
-            read_file(iter([chunk]), out, pace)
+            read_file(iter([chunk]), out, batch)
             if chunk.outcome.is_left:
                 return
 
+    if num_threads == 1:
+        work(None, iter(chunks))
+        return
+    batch.workers = workers = CallerWorkers(chunks, work)
     try:
-        WorkersHere(chunks, work).run()
+        workers.run()
     finally:
-        pace.waits.workers = None  # which refer to this function, and to the output
+        batch.workers = None  # which refer to this function, and to the output
 
 
 def _grouped_by_file(chunks: Sequence[ChunkRead], num_threads: int) -> Iterator[_InFile]:
@@ -120,26 +124,26 @@ def _grouped_by_file(chunks: Sequence[ChunkRead], num_threads: int) -> Iterator[
     If there are few files, they are divided, so that there is something to do for each thread.
     Threads that begin together get different files: from a slow one, they would read the same.
     """
-    most = -(-len(chunks) // num_threads)
-    in_file = collections.defaultdict[Hashable, list[ChunkRead]](list)
+    max_together = -(-len(chunks) // num_threads)
+    in_file: dict[Hashable, list[ChunkRead]] = collections.defaultdict(list)
     for chunk in chunks:
         key = chunk.file.key
         in_file[id(chunk) if key is None else key].append(chunk)
     for together in in_file.values():
         if len(together) > 1:
             together.sort(key=lambda chunk: chunk.file.start)
-    for first in range(0, max(map(len, in_file.values())), most):
+    for first in range(0, max(map(len, in_file.values())), max_together):
         for key, together in in_file.items():
-            if some := together[first : first + most]:
+            if some := together[first : first + max_together]:
                 yield key, some
 
 
-def read_file(chunks: Iterator[ChunkRead], out: Output, pace: Pace) -> None:
+def read_file(chunks: Iterator[ChunkRead], out: Output, batch: FileBatch) -> None:
     """Read chunks in the same file, or fill them if it is missing; leave to zarr what fails."""
     first = next(chunks)
     chunks, file, begin = itertools.chain([first], chunks), first.file, time.perf_counter()
     opened: list[int] = []
-    pace.waits.has_begun = True
+    batch.has_begun = True
     try:
         try:
             # Without a step of Python between the system's answer and the list: at one, a
@@ -147,8 +151,8 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, pace: Pace) -> None:
             opened.extend(map(operator.call, (file.open,)))
         finally:  # it may take as long to learn that it is missing
             seconds = time.perf_counter() - begin
-            if pace.waits.workers is not None:
-                pace.waits.note(seconds)
+            if batch.workers is not None:
+                batch.record_wait(seconds)
     except LeftToZarr as why:
         leave(chunks, why)
     except file.missing_errors as error:
@@ -159,7 +163,7 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, pace: Pace) -> None:
         leave(chunks, error)
     else:
         for chunk in chunks:
-            _read_or_leave(chunk, opened[0], out, pace, seconds)
+            _read_or_leave(chunk, opened[0], out, batch, seconds)
     finally:
         for descriptor in opened:
             try:
@@ -169,11 +173,11 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, pace: Pace) -> None:
 
 
 def _read_or_leave(
-    chunk: ChunkRead, descriptor: int, out: Output, pace: Pace, seconds_to_open: float
+    chunk: ChunkRead, descriptor: int, out: Output, batch: FileBatch, seconds_to_open: float
 ) -> None:
     """Read a chunk in an open file; zarr may raise its own error."""
     try:
-        read_chunk(chunk, descriptor, out, pace, seconds_to_open)
+        read_chunk(chunk, descriptor, out, batch, seconds_to_open)
     except (LeftToZarr, OSError) as why:
         leave([chunk], why)
     except Exception as error:

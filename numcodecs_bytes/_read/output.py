@@ -1,10 +1,10 @@
-"""Copies what was read of a chunk to its place in the output. NumPy's copy swaps bytes."""
+"""Scatters what was read of a chunk to the output. NumPy's copy swaps bytes."""
 
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,15 +22,13 @@ from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.plan import RunPlan
 from numcodecs_bytes._runtime.threads import IsWanted
 
-T = TypeVar("T")
-
 
 class Output(NamedTuple):
     """The array that a batch is read into, for one of the threads that fill it.
 
     The array is as `check_output` requires. A thread of a pool changes it only while it holds its
-    lock, and after `check`; the event loop needs neither. A caller that was cancelled takes the
-    lock once: from then on, the array is the caller's alone.
+    lock, and after `raise_if_cancelled`; the event loop needs neither. A caller that was cancelled
+    takes the lock once: from then on, the array is the caller's alone.
     """
 
     array: Array
@@ -48,17 +46,11 @@ class Output(NamedTuple):
         """Whether a caller may want the array back while it is filled."""
         return self.is_wanted is not _always
 
-    async def read_chunks(
-        self, chunks: Sequence[T], read: "Callable[[Sequence[T], Output], Awaitable[None]]"
-    ) -> None:
-        """Read chunks into the array: all of them together."""
-        await read(chunks, self)
-
     def for_thread(self, is_wanted: IsWanted) -> "Output":
         """Return the output for another thread."""
         return self._replace(is_wanted=is_wanted, lock=threading.Lock())
 
-    def check(self) -> None:
+    def raise_if_cancelled(self) -> None:
         """Raise CancelledError if the array must not be changed any more."""
         if not self.is_wanted():
             raise CancelledError("the read was cancelled")
@@ -98,14 +90,14 @@ def _may_overlap(array: Array | GPUArray) -> bool:
     return False
 
 
-def write_selected(
+def scatter(
     raw: bytes | memoryview | UInt8Array,
     plan: RunPlan,
     layout: Layout,
     out: Array,
     out_selection: OutSelection,
 ) -> None:
-    """Copy the runs of a plan, which `raw` holds end to end, to their place in the output."""
+    """Copy what is selected of the runs of a plan, which `raw` holds end to end, to the output."""
     if not plan.num_runs:
         return
     window: Array = np.ndarray(plan.window_shape, layout.stored_dtype, raw, 0, plan.window_strides)
@@ -139,18 +131,18 @@ def decoded_elements(elements: Array, layout: Layout) -> Array:
 def view_of(
     out: Output, outer: OutSelection
 ) -> tuple[Output, Callable[[OutSelection], OutSelection]]:
-    """Return the output, or a view of it, and a function from places in `outer` to places in it."""
+    """Return the output, or a view of it, and a function from selections of `outer` to its own."""
     if are_slices(outer):
         view = out.array[(*outer, ...)]
         return out._replace(array=view), lambda inner: mesh(inner, view.shape)
     return out, partial(out_selection_within, outer)
 
 
-def memory_of(
+def direct_target(
     out: Array, out_selection: OutSelection, plan: RunPlan, layout: Layout
 ) -> UInt8Array | None:
-    """Return a place in the output as bytes if it holds just the runs of a plan, end to end."""
-    if not (plan.is_dense and layout.is_stored_as_in_memory and are_slices(out_selection)):
+    """Return a selection of the output, as bytes, if it holds just the runs of a plan in order."""
+    if not (plan.is_dense and layout.is_plain and are_slices(out_selection)):
         return None
     region = out[(*out_selection, ...)].transpose(plan.stored_axes)
     return region.reshape(-1).view(np.uint8) if region.flags.c_contiguous else None

@@ -23,7 +23,7 @@ from numcodecs_bytes._plan.plan import PlacedRuns, RunPlan
 from numcodecs_bytes._plan.shards import AnyShardPlan, ShardLayout
 from numcodecs_bytes._read.chunk_read import ChunkRead, ReadSettings
 from numcodecs_bytes._read.object_plans import ObjectRead
-from numcodecs_bytes._read.output import Output, memory_of, write_selected
+from numcodecs_bytes._read.output import Output, direct_target, scatter
 from numcodecs_bytes._read.remote_object import RemoteObject
 from numcodecs_bytes._runtime import own_bugs, traces
 from numcodecs_bytes._sources.shard_index import index_of
@@ -167,11 +167,13 @@ class _ObjectReader:
         array = self.out.array
         memory = None  # in the output, if that holds just what is fetched
         if len(placed) == 1:
-            memory = memory_of(array, placed[0].out_selection, placed[0].plan, object_plan.layout)
+            memory = direct_target(
+                array, placed[0].out_selection, placed[0].plan, object_plan.layout
+            )
         raws = await target.fetch(placed, object_plan.budget, memory)
         if memory is None:
             for raw, (plan, _, out_selection) in zip(raws, placed, strict=True):
-                write_selected(raw, plan, object_plan.layout, array, out_selection)
+                scatter(raw, plan, object_plan.layout, array, out_selection)
         num_requests = target.num_requests
         shares = _bytes_of_each(target.num_received, object_plan.plans)
         for chunk, share in zip(object_plan.chunks, shares, strict=True):

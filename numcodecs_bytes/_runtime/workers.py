@@ -3,9 +3,9 @@
 import _thread
 import contextvars
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -16,7 +16,6 @@ from numcodecs_bytes._runtime.threads import (
     IsWanted,
     helper_pool,
     num_cores,
-    run_while_wanted,
     submit,
 )
 from numcodecs_bytes._zarr_api.versions import concurrency
@@ -36,23 +35,33 @@ def num_threads_for(num_bytes: int, num_chunks: int) -> int:
     return num_cores() if num_bytes >= PARALLEL_BYTES * num_chunks else 1
 
 
-class Workers(Generic[Work]):
+class Workers(ABC, Generic[Work]):
     """The threads that read or write the items of a batch: chunks, or groups of them.
 
     Each of them calls `work` once, with these workers and with the items that it takes, one after
     the other.
     """
 
+    num_helpers = 0  # other threads, which may make each other wait
+
+    @abstractmethod
+    def add_threads(self, *, io_bound: bool = False) -> None:
+        """Have other threads help, as many as help: more of them if they wait for files."""
+
+
+class PoolWorkers(Workers[Work]):
+    """A thread of a pool, and others that help it: one per core, or as many as zarr would use."""
+
     def __init__(
         self,
         items: Sequence[Work],
-        work: "Callable[[Workers[Work], Iterator[Work]], None]",
+        work: "Callable[[PoolWorkers[Work], Iterator[Work]], None]",
         *,
         num_threads: int | None,  # if the user has set it
         num_default: int,  # else, unless threads wait for files
         begins_alone: bool = False,  # until the first item shows whether threads wait for files
     ) -> None:
-        self._waiting, self._function = deque(items), work
+        self._waiting, self._work = deque(items), work
         self._num_threads, self._num_default = num_threads, num_default
         self._begins_alone = begins_alone and not num_threads
         self._errors: list[BaseException] = []
@@ -61,20 +70,8 @@ class Workers(Generic[Work]):
         self._num_working, self._is_over = 0, False
         self.is_wanted: IsWanted = lambda: True
 
-    @property
-    def has_helpers(self) -> bool:
-        """Whether several threads work, and may make each other wait."""
-        return bool(self._helpers)
-
-    async def run(self, pool: ThreadPoolExecutor) -> bool:
-        """Work on all items, in a thread of a pool and those that help it.
-
-        Returns whether the pool had a thread; else, the caller's own thread has done the work.
-        """
-        return await run_while_wanted(pool, self._run)
-
-    def _run(self, is_wanted: IsWanted) -> None:
-        """Work on all items; when this returns, no thread works any more."""
+    def run(self, is_wanted: IsWanted) -> None:
+        """Work on all items in this thread; when this returns, no thread works any more."""
         self.is_wanted = is_wanted
         try:
             if not self._begins_alone:
@@ -86,25 +83,24 @@ class Workers(Generic[Work]):
                 self._state.wait_for(lambda: not self._num_working)
             for helper in self._helpers:
                 helper.cancel()  # if it still waits for a thread
-        if self._errors:
-            del self._errors[1:]
-            raise self._errors.pop()  # else it would keep the output by its traceback
+        _raise_first(self._errors)
 
     def add_threads(self, *, io_bound: bool = False) -> None:
         """Have other threads help: as many as zarr itself would use if they wait for files."""
         num = self._num_threads or self._num_default
         if io_bound and not self._num_threads:
             num = concurrency() or MAX_FILE_THREADS
-        most = min(num, self._num_working + len(self._waiting), MAX_FILE_THREADS)
-        if len(self._helpers) >= most - 1:
+        max_threads = min(num, self._num_working + len(self._waiting), MAX_FILE_THREADS)
+        if self.num_helpers >= max_threads - 1:
             return
         with self._state:
-            while len(self._helpers) < most - 1:
+            while self.num_helpers < max_threads - 1:
                 context = contextvars.copy_context()
                 helper = submit(helper_pool(), partial(context.run, self._work_in_thread))
                 if helper is None:
                     return
                 self._helpers.append(helper)
+                self.num_helpers += 1
 
     def _work_in_thread(self) -> None:
         """Work on items until there are no more."""
@@ -113,8 +109,8 @@ class Workers(Generic[Work]):
                 return
             self._num_working += 1
         try:
-            self._function(self, self._take())
-        except BaseException as error:  # noqa: BLE001 # raised by `_run`
+            self._work(self, self._take())
+        except BaseException as error:  # noqa: BLE001 # raised by `run`
             self._errors.append(error)
             self._waiting.clear()
         finally:
@@ -135,7 +131,7 @@ class Workers(Generic[Work]):
                 self.add_threads()
 
 
-class WorkersHere(Generic[Work]):
+class CallerWorkers(Workers[Work]):
     """The calling thread, which works on few items, and a new thread for each other one.
 
     In the caller's thread, a signal handler may raise anything, and do all of this again at any
@@ -143,47 +139,47 @@ class WorkersHere(Generic[Work]):
     """
 
     def __init__(
-        self, items: Sequence[Work], work: "Callable[[WorkersHere[Work], Iterator[Work]], None]"
+        self, items: Sequence[Work], work: "Callable[[CallerWorkers[Work], Iterator[Work]], None]"
     ) -> None:
         self._items, self._num_others = iter(items), len(items) - 1  # threads share the iterator
-        self._function = work
-        self._errors: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._num_helpers = 0
-
-    @property
-    def has_helpers(self) -> bool:
-        """Whether several threads work, and may make each other wait."""
-        return self._num_helpers > 0
+        self._work = work
+        self._ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
     def run(self) -> None:
         """Work on all items; what is raised in this thread is raised at once."""
         try:
-            self._function(self, self._items)
-            ended = [self._errors.get() for _ in range(self._num_helpers)]
+            self._work(self, self._items)
+            ended = [self._ended.get() for _ in range(self.num_helpers)]
         finally:
             deque(self._items, maxlen=0)  # no helper begins another one
         errors = [error for error in ended if error is not None]
-        del errors[1:], ended
-        if errors:
-            raise errors.pop()  # else it would keep the output by its traceback
+        del ended
+        _raise_first(errors)
 
     def add_threads(self, *, io_bound: bool = False) -> None:
         """Have other threads help if files are waited for."""
-        while io_bound and self._num_helpers < self._num_others:
+        while io_bound and self.num_helpers < self._num_others:
             help_here = partial(contextvars.copy_context().run, self._help)
-            self._num_helpers += 1
+            self.num_helpers += 1
             try:
                 _thread.start_new_thread(help_here, ())
             except RuntimeError as error:  # the system sets a limit, or the interpreter ends
                 raise_interrupt(error)
-                self._num_helpers -= 1
-                self._num_others = self._num_helpers
+                self.num_helpers -= 1
+                self._num_others = self.num_helpers
 
     def _help(self) -> None:
         try:
-            self._function(self, self._items)
+            self._work(self, self._items)
         except BaseException as error:  # noqa: BLE001 # raised by `run`
             deque(self._items, maxlen=0)
-            self._errors.put(error)
+            self._ended.put(error)
         else:
-            self._errors.put(None)
+            self._ended.put(None)
+
+
+def _raise_first(errors: list[BaseException]) -> None:
+    """Raise the first error, and keep none: it would keep the output by its traceback."""
+    if errors:
+        del errors[1:]
+        raise errors.pop()

@@ -73,9 +73,7 @@ class OpenExtent(NamedTuple):
     descriptor: int
     start: int
     num_bytes: int
-    is_prefetched: bool = False  # whether the system is asked to prefetch what is read next
     crc: int | None = None  # the CRC-32 of the chunk, if it is known
-    checksum: Checksum | None = None  # that is computed while the chunk is read
 
 
 class FileExtent(NamedTuple):
@@ -93,7 +91,7 @@ class FileExtent(NamedTuple):
     # returns None if the file does not hold it; may raise `LeftToZarr`.
     find_member: Callable[[int], OpenExtent | None] | None = None
 
-    def find(self, descriptor: int, length: int) -> OpenExtent | None:
+    def extent(self, descriptor: int, length: int) -> OpenExtent | None:
         """Return where the chunk is in its open file of a length in bytes; None if it is not."""
         if self.find_member is not None:
             return self.find_member(descriptor)
@@ -107,7 +105,7 @@ def path_of_file(root: str, path: str) -> str:
     return f"{root}{os.sep}{path.replace('/', os.sep)}"
 
 
-def opens(path: str) -> Callable[[], int]:
+def opener_of(path: str) -> Callable[[], int]:
     """Return a function that opens a file for reading, without waiting for the writer of a pipe.
 
     It returns its descriptor, and has no step of Python at which an interrupt would lose that.
@@ -125,12 +123,12 @@ def _length_of(descriptor: int) -> int:
     return status.st_size
 
 
-def locate(file: FileExtent, descriptor: int) -> OpenExtent | None:
+def extent_in(file: FileExtent, descriptor: int) -> OpenExtent | None:
     """Return where a chunk is in its open file; None if it is missing."""
     length = _length_of(descriptor)
     if not length:
         raise LeftToZarr("the system gives its length as 0")  # of a file of procfs, for example
-    found = file.find(descriptor, length)
+    found = file.extent(descriptor, length)
     if found is not None and found.start + found.num_bytes > length:
         raise LeftToZarr("it reaches beyond the end of its file")
     return found
@@ -139,12 +137,12 @@ def locate(file: FileExtent, descriptor: int) -> OpenExtent | None:
 def length_of_file(file: FileExtent) -> int | None:
     """Return the length of a chunk in bytes; None if its file does not hold it.
 
-    Raises what `open` and `locate` raise: those in `missing_errors` if there is no file.
+    Raises what `open` and `extent_in` raise: those in `missing_errors` if there is no file.
     """
     descriptor = file.open()
     try:
         length = _length_of(descriptor) or _count_bytes(descriptor)
-        found = file.find(descriptor, length)
+        found = file.extent(descriptor, length)
         return None if found is None else max(min(found.num_bytes, length - found.start), 0)
     finally:
         os.close(descriptor)
@@ -255,7 +253,7 @@ def _read_at(descriptor: int, num_bytes: int, start: int) -> bytes:
     return os.read(descriptor, num_bytes)
 
 
-def new_memory(num_bytes: int, begin: int = 0) -> memoryview:
+def page_aligned(num_bytes: int, begin: int = 0) -> memoryview:
     """Return new memory of `num_bytes`, which begins `begin` bytes after a page of the system.
 
     Unless that is 0, where nothing is cached, 1 MiB takes nine requests of 128 KiB: 1.2 times as

@@ -42,15 +42,20 @@ def read_index(shard: ShardLayout, file: OpenExtent) -> tuple[UInt64Array, bytes
 
     See `index_of`.
     """
-    raw = files.new_memory(shard.index_bytes)
+    raw = files.page_aligned(shard.index_bytes)
     files.read_exactly(file.descriptor, file.start + shard.index_start(file.num_bytes), raw)
     return index_of(shard, np.asarray(raw)), bytes(raw[-CHECKSUM_BYTES:])
+
+
+def read_whole_index(shard: ShardLayout, file: OpenExtent) -> tuple[UInt64Array, FetchCounts]:
+    """Return the index of a shard in an open file, and what was fetched of it."""
+    return read_index(shard, file)[0], FetchCounts(1, shard.index_bytes)
 
 
 def _read_checksum(shard: ShardLayout, file: OpenExtent) -> bytes | memoryview:
     end = file.start + shard.index_start(file.num_bytes) + shard.index_bytes
     start = end - CHECKSUM_BYTES
-    return files.read_runs(file.descriptor, [start], CHECKSUM_BYTES, files.new_memory)
+    return files.read_runs(file.descriptor, [start], CHECKSUM_BYTES, files.page_aligned)
 
 
 class IndexCache:
@@ -70,9 +75,9 @@ class IndexCache:
 
     def read(self, shard: ShardLayout, file: OpenExtent) -> tuple[UInt64Array, FetchCounts]:
         """Return the index of a shard in an open file, and what was fetched of it."""
-        fetched = FetchCounts(1, shard.index_bytes)
         if not has_index_checksum(shard.codec):
-            return read_index(shard, file)[0], fetched
+            return read_whole_index(shard, file)
+        fetched = FetchCounts(1, shard.index_bytes)
         status = os.fstat(file.descriptor)
         in_file = status.st_dev, status.st_ino, status.st_size, file.start, file.num_bytes
         key = in_file, shard.index_key

@@ -31,7 +31,7 @@ from numcodecs_bytes._sources.byte_ranges import (
     from_objects,
     from_store,
 )
-from numcodecs_bytes._sources.files import FileExtent, opens, path_of_file
+from numcodecs_bytes._sources.files import FileExtent, opener_of, path_of_file
 from numcodecs_bytes._sources.manifests import folder_of, is_file_name, requests_of
 from numcodecs_bytes._sources.store_states import state_of
 from numcodecs_bytes._zarr_api.names import name_of_class, name_of_type
@@ -155,7 +155,7 @@ def _of_local_store(store: LocalStore) -> ChunkLocator:
     root = root_of(store)
     if not is_open(store):  # its `get` opens it, and raises if its folder is gone
         raise NotOpen("the store is not open")
-    return lambda path: FileExtent(opens(path_of_file(root, path)), NOT_FOUND)
+    return lambda path: FileExtent(opener_of(path_of_file(root, path)), NOT_FOUND)
 
 
 def _of_zip_store(store: ZipStore) -> ChunkLocator:
@@ -215,8 +215,8 @@ def _in_objects(store: object, objects: object) -> PartLocator:
 def _in_file(path: str, missing: Errors, start: int, num_bytes: int | None) -> FileExtent:
     """Return the source of a chunk that is a local file, or `num_bytes` of one."""
     if num_bytes is None:
-        return FileExtent(opens(path), missing)
-    return FileExtent(opens(path), (), path, start, num_bytes)
+        return FileExtent(opener_of(path), missing)
+    return FileExtent(opener_of(path), (), path, start, num_bytes)
 
 
 def _of_fsspec_store(store: FsspecStore) -> ChunkLocator:

@@ -15,7 +15,7 @@ from numcodecs_bytes._plan.outcome import PENDING, LeftToZarr, Outcome
 from numcodecs_bytes._plan.shards import AnyLayout
 from numcodecs_bytes._runtime import traces
 from numcodecs_bytes._runtime.threads import IsWanted, run_while_wanted, write_pool
-from numcodecs_bytes._runtime.workers import Workers
+from numcodecs_bytes._runtime.workers import PoolWorkers
 from numcodecs_bytes._zarr_api.batch_items import ChunkRequest
 from numcodecs_bytes._zarr_api.versions import fill_value_or_default
 
@@ -93,15 +93,15 @@ async def write_each(
     if len(items) == 1:
         return await run_while_wanted(write_pool(), partial(write, items[0]))
 
-    def work(workers: "Workers[T]", taken: "Iterator[T]") -> None:
+    def work(workers: "PoolWorkers[T]", taken: "Iterator[T]") -> None:
         for item in taken:
             begun = time.perf_counter()
             write(item, workers.is_wanted)
             if item is items[0] and time.perf_counter() - begun > slow_seconds:
                 workers.add_threads(io_bound=True)
 
-    workers = Workers(items, work, num_threads=num_threads, num_default=num_default)
-    return await workers.run(write_pool())
+    workers = PoolWorkers(items, work, num_threads=num_threads, num_default=num_default)
+    return await run_while_wanted(write_pool(), workers.run)
 
 
 def _begins_differently(elements: Array, fill_value: object) -> bool:

@@ -163,7 +163,7 @@ def _write_through_buffer(target: WrittenFile, run: memoryview, start: int) -> N
 
 def _buffer_between(source: slow_copies.Position, target: int, num_bytes: int) -> UInt8Array:
     """Return new memory, through which is copied to an offset in a file."""
-    return np.asarray(files.new_memory(num_bytes, slow_copies.begin_between(source, target)))
+    return np.asarray(files.page_aligned(num_bytes, slow_copies.begin_between(source, target)))
 
 
 def fill_range(target: WrittenFile, repeated: UInt8Array, filled: range) -> None:

@@ -206,14 +206,14 @@ class TestReads:
         data = np.random.default_rng(0).random((32, 32), np.float32)
         array = on_host(lambda: create(tmp_path / "a", data.shape, (8, 8), "f4"))
         on_host(lambda: array.set_basic_selection(..., data))
-        locate, numbers = files.locate, itertools.count()
+        locate, numbers = files.extent_in, itertools.count()
 
         def leave_some(file, descriptor):
             if next(numbers) % 3 == 0:
                 raise LeftToZarr("a file of an unknown kind")
             return locate(file, descriptor)
 
-        monkeypatch.setattr(files, "locate", leave_some)
+        monkeypatch.setattr(files, "extent_in", leave_some)
         rows, columns = [30, 2, 11, 9, 3], [31, 1, 17, 9]
         for _ in range(10):
             np.testing.assert_array_equal(array[:].get(), data)

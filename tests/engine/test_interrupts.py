@@ -302,7 +302,7 @@ class TestReadsInReads:
         """As a finaliser does that the collector runs there."""
         array, selection = array_of("column", tmp_path)
         other, of_other = array_of("swapped", tmp_path)
-        reader, write = SyncReader(other), numcodecs_bytes._read.in_file.write_selected
+        reader, write = SyncReader(other), numcodecs_bytes._read.file_runs.scatter
         reader[of_other]
         inner = []
 
@@ -312,7 +312,7 @@ class TestReadsInReads:
                 inner.append(reader[of_other])
             write(*arguments)
 
-        monkeypatch.setattr("numcodecs_bytes._read.in_file.write_selected", read_and_write)
+        monkeypatch.setattr("numcodecs_bytes._read.file_runs.scatter", read_and_write)
         assert np.array_equal(array[selection], expected_of("column"))
         assert np.array_equal(inner[1], expected_of("swapped"))
 
@@ -348,12 +348,12 @@ def test_no_memory_for_a_block(tmp_path, monkeypatch, kind):
     """Zarr, which may need less, reads instead."""
     array, selection = array_of(kind, tmp_path)
     reader = SyncReader(array)
-    monkeypatch.setattr("numcodecs_bytes._read.in_file._memory_of_thread", lambda: None)
+    monkeypatch.setattr("numcodecs_bytes._read.file_runs._thread_buffers", lambda: None)
 
     def fail(*_):
         raise MemoryError
 
-    monkeypatch.setattr("numcodecs_bytes._sources.files.new_memory", fail)
+    monkeypatch.setattr("numcodecs_bytes._sources.files.page_aligned", fail)
     for way in (reader, array):
         assert np.array_equal(way[selection], expected_of(kind))
 

@@ -130,7 +130,7 @@ def test_a_mistake_about_the_codecs_hides_no_error_of_zarr_s(tmp_path):
     [
         "numcodecs_bytes._read.object_plans.plan_of",
         "numcodecs_bytes._read.remote_object.copy_runs",
-        "numcodecs_bytes._read.remote.memory_of",
+        "numcodecs_bytes._read.remote.direct_target",
     ],
     ids=["plan", "copy", "fill"],
 )
@@ -358,7 +358,7 @@ MISTAKES = [
     ("fcntl.flock", np.s_[1:6, ::2]),
     ("numcodecs_bytes._write.whole.encode_array", np.s_[...]),
     ("numcodecs_bytes._write.whole._elements_of", np.s_[...]),
-    ("numcodecs_bytes._write.chunk_write.Workers", np.s_[...]),
+    ("numcodecs_bytes._write.chunk_write.PoolWorkers", np.s_[...]),
 ]
 
 
