@@ -56,13 +56,13 @@ class RunFetcher:
     def read_through_buffer(self, plan: RunPlan, start: int, out_selection: OutSelection) -> None:
         """Fetch runs, all at once, and scatter what is selected of them."""
         starts, begin = plan.starts(start).tolist(), 0
-        if slow_copies.slow_distances and plan.length >= slow_copies.MIN_SLOW_BYTES:
+        if slow_copies.slow_distances and plan.run_bytes >= slow_copies.MIN_SLOW_BYTES:
             end = starts[0]  # where NumPy swaps bytes, no copy from the buffer is slow
-            if self.layout.is_plain and are_slices(out_selection):
+            if self.layout.is_stored_as_in_memory and are_slices(out_selection):
                 end = self.out.array[(*out_selection, ...)].ctypes.data
             begin = slow_copies.begin_between(starts[0], end)
         buffer = partial(thread_buffer, begin=begin)
-        raw = files.read_runs(self.descriptor, starts, plan.length, buffer)
+        raw = files.read_runs(self.descriptor, starts, plan.run_bytes, buffer)
         if self.checksum is not None and len(starts) == 1:
             self.checksum.add(starts[0], raw)
         with self.out.lock:
@@ -82,16 +82,16 @@ class RunFetcher:
         target = direct_target(self.out.array, out_selection, plan, self.layout)
         if target is None:
             return False
-        if slow_copies.slow_distances and plan.length >= slow_copies.MIN_SLOW_BYTES:
+        if slow_copies.slow_distances and plan.run_bytes >= slow_copies.MIN_SLOW_BYTES:
             first_start = next(iter(plan.blocks(start)))[0]
-            if slow_copies.is_slow(first_start, target.data, plan.length):
+            if slow_copies.is_slow(first_start, target.data, plan.run_bytes):
                 return False
         return self.fill(plan, start, target.data)
 
     def fill(self, plan: RunPlan, start: int, memory: memoryview) -> bool:
         """Fetch runs, end to end, into the output; return False if the system can't do it."""
         fill_block: Callable[[Sequence[int], int, memoryview], bool]
-        if plan.length < files.MIN_READINTO_BYTES:
+        if plan.run_bytes < files.MIN_READINTO_BYTES:
             fill_block = self._fill_by_copies
         elif self.out.may_be_cancelled:
             fill_block = self._fill_nowait
@@ -99,8 +99,8 @@ class RunFetcher:
             fill_block = self._fill_and_wait
         first = 0
         for starts in plan.blocks(start):
-            end = first + len(starts) * plan.length
-            if not fill_block(starts, plan.length, memory[first:end]):
+            end = first + len(starts) * plan.run_bytes
+            if not fill_block(starts, plan.run_bytes, memory[first:end]):
                 self.can_fill = False  # which the first run shows
                 return False
             if self.checksum is not None and len(starts) == 1:
@@ -183,13 +183,13 @@ class PrefetchingFetcher(RunFetcher):
 
     def _prefetch(self, plan: RunPlan, start: int) -> None:
         """Prefetch the runs of a plan, unless they are read at once anyway."""
-        if plan.num_runs > 1 or plan.length > constants.PREFETCH_BYTES:
+        if plan.num_runs > 1 or plan.run_bytes > constants.PREFETCH_BYTES:
             files.prefetch(self.descriptor, runs_of(plan, start))
 
 
 def runs_of(plan: RunPlan, start: int) -> Iterable[tuple[int, int]]:
     """Return the offset in a file and the length of each run: there may be millions."""
-    return ((at, plan.length) for starts in plan.blocks(start) for at in starts)
+    return ((at, plan.run_bytes) for starts in plan.blocks(start) for at in starts)
 
 
 def thread_buffer(num_bytes: int, begin: int = 0) -> memoryview:

@@ -17,7 +17,7 @@ from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.out_selections import OutSelection, out_selection_within
 from numcodecs_bytes._plan.outcome import FetchCounts, Outcome
-from numcodecs_bytes._plan.plan import RunPlan, plan_of, sample
+from numcodecs_bytes._plan.plan import RunPlan, plan_of, probe_offsets
 from numcodecs_bytes._plan.shards import AnyShardPlan, InnerChunks, ShardLayout
 from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.file_batch import FileBatch
@@ -94,9 +94,9 @@ def _plan_chunk(
     start, speed = extent.start + chunk.distance, batch.speed
     plan = _plan_runs(chunk, layout, extent, out, speed.verdict.max_gap)
     # For one short run, a probe could only show that threads wait, which may be known.
-    is_one_request = plan.num_runs == 1 and plan.length <= constants.PREFETCH_BYTES
+    is_one_request = plan.num_runs == 1 and plan.run_bytes <= constants.PREFETCH_BYTES
     if not (is_one_request and batch.waits.is_long) and speed.needs_probe(plan.num_runs):
-        batch.probe(extent.descriptor, plan.sample(start))
+        batch.probe(extent.descriptor, plan.probe_offsets(start))
     verdict = speed.verdict
     if verdict.is_slow:
         plan = _plan_runs(chunk, layout, extent, out, verdict.max_gap)
@@ -163,7 +163,7 @@ def _plan_at_speed(
         _prefetch(inner_chunks, extent, speed.gap_to_prefetch(seconds))
     placed = [(plan, start) for plan, start, _ in inner_chunks.present]
     if speed.needs_probe(sum([plan.num_runs for plan, _ in placed])):
-        batch.probe(extent.descriptor, sample(placed), are_prefetched=are_prefetched)
+        batch.probe(extent.descriptor, probe_offsets(placed), are_prefetched=are_prefetched)
     verdict = speed.verdict
     if not verdict.is_slow or (are_prefetched and verdict.prefetching_helps):
         return inner_chunks

@@ -142,7 +142,7 @@ def direct_target(
     out: Array, out_selection: OutSelection, plan: RunPlan, layout: Layout
 ) -> UInt8Array | None:
     """Return a selection of the output, as bytes, if it holds just the runs of a plan in order."""
-    if not (plan.is_dense and layout.is_plain and are_slices(out_selection)):
+    if not (plan.is_dense and layout.is_stored_as_in_memory and are_slices(out_selection)):
         return None
     region = out[(*out_selection, ...)].transpose(plan.stored_axes)
     return region.reshape(-1).view(np.uint8) if region.flags.c_contiguous else None
