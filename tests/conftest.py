@@ -11,6 +11,7 @@ import importlib.util
 import itertools
 import logging
 import sys
+import tempfile
 import tracemalloc
 
 import pytest
@@ -20,6 +21,7 @@ from helpers import (
     EVERYTHING,
     LOADS_DATA_TYPES,
     OUR_PIPELINES,
+    OWN_BUG,
     PIPELINES,
     CountingStore,
     CountingSyncStore,
@@ -30,8 +32,6 @@ from helpers import (
 from numcodecs_bytes._runtime import own_bugs
 
 collect_ignore = ["gpu/run.py"]  # which needs CuPy
-
-own_bugs.is_caught = False  # errors of ours are errors; but see engine/test_own_bugs.py
 
 if not LOADS_DATA_TYPES:
     import numcodecs_bytes.zarr_data_types  # noqa: F401
@@ -51,6 +51,7 @@ OPTIONAL = {
 def pytest_configure(config):
     config.addinivalue_line("markers", "matrix: many combinations, of which a sample is run")
     config.addinivalue_line("markers", "long: run only with all tests")
+    config.addinivalue_line("markers", "own_bug: one must be logged, else none may be")
     config.addinivalue_line("markers", "needs(*names): what not every system has: see helpers.has")
 
 
@@ -60,6 +61,30 @@ def _is_of_a_test(record):
 
 
 logging.getLogger("asyncio").addFilter(_is_of_a_test)  # a test may look at what is logged
+
+
+# The own bugs that were logged, in a file that forked processes share.
+_own_bugs = logging.StreamHandler(tempfile.TemporaryFile("w+", encoding="utf-8"))
+_own_bugs.addFilter(lambda record: record.getMessage().startswith(OWN_BUG))
+logging.getLogger("numcodecs_bytes").addHandler(_own_bugs)
+
+
+@pytest.fixture(autouse=True)
+def _no_own_bug(request):
+    """Fail if zarr did what this package should have done; the mark `own_bug` expects that.
+
+    Other processes than forked ones say so in what they print: see `helpers.run_python`.
+    """
+    yield
+    own_bugs.logged.clear()  # else the next test does not log it again
+    _own_bugs.stream.seek(0)
+    bugs = _own_bugs.stream.read()
+    _own_bugs.stream.seek(0)
+    _own_bugs.stream.truncate()
+    if request.node.get_closest_marker("own_bug"):
+        assert bugs, "no own bug was logged"
+    else:
+        assert not bugs, bugs
 
 
 def pytest_report_header():

@@ -38,7 +38,6 @@ from zarr.core.buffer import cpu
 import numcodecs_bytes
 from numcodecs_bytes import SyncReader
 from numcodecs_bytes._plan.plan import _cached_plan as plan_of_chunk
-from numcodecs_bytes._runtime import own_bugs
 
 # Of zarr and of numcodecs, for data types and filters that Zarr v3 does not specify.
 pytestmark = pytest.mark.filterwarnings("ignore:.*specification", "ignore:The data type:Warning")
@@ -493,15 +492,15 @@ class TestLikeAnArray:
             reader[5, 6]
         assert SyncReader(array)[5, 6] == 0
 
-    @pytest.mark.parametrize("zarr_fails", [False, True])
+    @pytest.mark.parametrize(
+        "zarr_fails", [pytest.param(False, marks=pytest.mark.own_bug), True]
+    )
     def test_an_own_bug(self, array, caplog, monkeypatch, zarr_fails):
         """zarr reads instead; if it fails just so, the bug is none. That was logged, too."""
 
         def fail(*_):
             int(1, 2, 3, 4)
 
-        monkeypatch.setattr(own_bugs, "is_caught", True)
-        monkeypatch.setattr(own_bugs, "_logged", set())
         monkeypatch.setattr(numcodecs_bytes.sync_reader, "select", int)  # with four arguments
         reader = SyncReader(array)
         if not zarr_fails:

@@ -23,13 +23,12 @@ _KNOWN = (
     LengthError,
     OptionError,
 )
-is_caught = True  # not in most of the tests
-_logged: set[tuple[type, str]] = set()
+logged: set[tuple[type, str]] = set()
 
 
 def is_own_bug(error: Exception) -> bool:
     """Whether an error is an own bug, so that zarr reads or writes instead."""
-    if not is_caught or isinstance(error, _KNOWN) or is_lost(error):
+    if isinstance(error, _KNOWN) or is_lost(error):
         return False
     return interrupt_of(error) is None
 
@@ -93,8 +92,8 @@ def log(error: Exception) -> None:
         innermost = innermost.tb_next
     code = innermost and innermost.tb_frame.f_code
     kind = type(error), f"{code and code.co_filename}:{innermost and innermost.tb_lineno}"
-    if kind not in _logged:
-        _logged.add(kind)
+    if kind not in logged:
+        logged.add(kind)
         logging.getLogger("numcodecs_bytes").error(
             "numcodecs_bytes has a bug, so zarr reads or writes instead: please report this, with "
             "the traceback",

@@ -39,7 +39,7 @@ from zarr.core.buffer import gpu as zarr_gpu
 import numcodecs_bytes
 from numcodecs_bytes._gpu import buffers, staging
 from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._runtime import own_bugs, threads
+from numcodecs_bytes._runtime import threads
 from numcodecs_bytes._sources import files
 
 # zarr's own codecs say so of checksums.
@@ -475,6 +475,7 @@ class TestHostMemory:
         assert page_locked == MIB
         assert other < 4 * MIB
 
+    @pytest.mark.own_bug
     def test_an_error_loses_no_buffer(self, array, monkeypatch):
         """Any but a MemoryError did; reads then waited for buffers that nobody used."""
 
@@ -484,8 +485,7 @@ class TestHostMemory:
         with monkeypatch.context() as patched:
             patched.setattr(standin_cupy.cuda, "PinnedMemory", fail)
             for _ in range(buffers.MAX_BUFFERS + 1):
-                with pytest.raises(AttributeError):
-                    array[:]
+                zarr.open_array(array.store)[:]  # a new one: after an own bug, zarr reads
         page_locked, _ = memory_of(lambda: array[:])
         assert page_locked == MIB
 
@@ -632,12 +632,12 @@ class TestIfSomethingFails:
     """What this package itself fails to do is done by zarr."""
 
     @pytest.fixture
-    def array(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(own_bugs, "is_caught", True)
+    def array(self, tmp_path):
         array = on_host(lambda: create(tmp_path / "a", (8, 8), (4, 4), "f4"))
         on_host(lambda: array.set_basic_selection(..., 1))
         return array
 
+    @pytest.mark.own_bug
     @pytest.mark.needs("fcntl")
     @pytest.mark.parametrize("name", ["upload", "download", "groups_in_buffers", "place_in_box"])
     def test_zarr_reads_and_writes(self, array, monkeypatch, caplog, name):
@@ -645,7 +645,6 @@ class TestIfSomethingFails:
             raise AttributeError("a CuPy that is not as we know it")
 
         monkeypatch.setattr(staging, name, fail)
-        monkeypatch.setattr(own_bugs, "_logged", set())
         array[:] = standin_cupy.asarray(np.full((8, 8), 2, np.float32))
         array[2:5, 1:7] = standin_cupy.asarray(np.full((3, 6), 3, np.float32))
         expected = np.full((8, 8), 2, np.float32)
