@@ -26,10 +26,12 @@ from helpers import (
     CountingStore,
     CountingSyncStore,
     has,
+    owner_of,
     ranges_from,
 )
 
 from numcodecs_bytes._runtime import own_bugs
+from numcodecs_bytes._sources import files
 
 collect_ignore = ["gpu/run.py"]  # which needs CuPy
 
@@ -64,7 +66,7 @@ logging.getLogger("asyncio").addFilter(_is_of_a_test)  # a test may look at what
 
 
 # The own bugs that were logged, in a file that forked processes share.
-_own_bugs = logging.StreamHandler(tempfile.TemporaryFile("w+", encoding="utf-8"))
+_own_bugs = logging.StreamHandler(tempfile.TemporaryFile("w+", encoding="utf-8"))  # noqa: SIM115
 _own_bugs.addFilter(lambda record: record.getMessage().startswith(OWN_BUG))
 logging.getLogger("numcodecs_bytes").addHandler(_own_bugs)
 
@@ -235,6 +237,27 @@ def track():
             tracemalloc.stop()
 
     return tracked
+
+
+@pytest.fixture
+def set_constants(monkeypatch):
+    """Return a function that changes constants of this package."""
+
+    def change(**numbers):
+        for name, number in numbers.items():
+            monkeypatch.setattr(owner_of(name), name, number)
+
+    return change
+
+
+@pytest.fixture
+def each_byte_takes(monkeypatch):
+    """Return a function that has each probe of a file take so many seconds, as it is told."""
+
+    def change(seconds):
+        monkeypatch.setattr(files, "seconds_to_read", lambda *_: seconds)
+
+    return change
 
 
 @pytest.fixture

@@ -434,7 +434,7 @@ def select(array, way, selection):
 def owner_of(constant):
     """Return the module in which a number of this package stands."""
     names = []
-    for room in ("_runtime", "_plan", "_sources", "_read", "_write"):
+    for room in ("_core", "_gpu", "_runtime", "_plan", "_sources", "_read", "_write"):
         package = importlib.import_module(f"numcodecs_bytes.{room}")
         names += [
             each.name for each in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")

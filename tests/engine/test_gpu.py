@@ -59,11 +59,11 @@ def _gpu(cupy):  # noqa: ARG001 # which is there
 
 
 @pytest.fixture
-def in_buffers_of(monkeypatch):
+def in_buffers_of(monkeypatch, set_constants):
     """Return a function that sets the size of buffers."""
 
     def change(num_bytes):
-        monkeypatch.setattr(buffers, "BUFFER_BYTES", num_bytes)
+        set_constants(BUFFER_BYTES=num_bytes)
         monkeypatch.setattr(buffers, "_buffers", buffers._Buffers())
 
     return change
@@ -401,13 +401,15 @@ class TestWrites:
         assert totals["bytes_in_place"] == 8 * 2 * 4
 
     @pytest.mark.needs("fcntl")
-    def test_a_cancelled_write_that_a_slow_file_keeps_waiting(self, tmp_path, monkeypatch):
+    def test_a_cancelled_write_that_a_slow_file_keeps_waiting(
+        self, tmp_path, monkeypatch, set_constants
+    ):
         """Its memory is nobody else's: the file got the values of the array that was read next."""
         settings = {"shape": (512, 512), "dtype": "f4", "endian": sys.byteorder}
         written, other = (on_host(lambda n=n: create(tmp_path / n, **settings)) for n in "ab")
         on_host(lambda: written.set_basic_selection(..., 1))
         on_host(lambda: other.set_basic_selection(..., 9))
-        monkeypatch.setattr(threads, "CANCEL_GRACE_SECONDS", 0.01)
+        set_constants(CANCEL_GRACE_SECONDS=0.01)
         begun, may_go_on, ended, pwrite = (*[threading.Event() for _ in range(3)], os.pwrite)
 
         def wait(*args):
@@ -530,8 +532,8 @@ class TestHostMemory:
         assert not wrong
         assert len(buffers._buffers._unused) == buffers.MAX_BUFFERS  # each was given back
 
-    def test_reads_wait_for_each_other(self, array, monkeypatch):
-        monkeypatch.setattr(buffers, "MAX_BUFFERS", 1)
+    def test_reads_wait_for_each_other(self, array, monkeypatch, set_constants):
+        set_constants(MAX_BUFFERS=1)
         monkeypatch.setattr(buffers, "_buffers", buffers._Buffers())
 
         async def read_together():
@@ -552,9 +554,9 @@ class TestHostMemory:
         assert buffers._buffers._unused == []
 
     @pytest.mark.parametrize("in_other_loop", [False, True])
-    def test_it_is_freed_when_it_is_not_used(self, array, monkeypatch, in_other_loop):
+    def test_it_is_freed_when_it_is_not_used(self, array, set_constants, in_other_loop):
         """Also if the event loop has ended before, and nothing else is read."""
-        monkeypatch.setattr(buffers, "IDLE_SECONDS", 0.05)
+        set_constants(IDLE_SECONDS=0.05)
         counted = standin_cupy.PinnedMemory.counted
         for _ in range(3):
             if in_other_loop:

@@ -365,7 +365,7 @@ class TestWrites:
     @pytest.mark.own_bug
     @pytest.mark.parametrize("error", [TypeError, ValueError, IndexError])
     @pytest.mark.parametrize(("place", "selection"), MISTAKES, ids=lambda which: str(which)[-12:])
-    def test_zarr_writes_as_long_as_nothing_is_written(  # noqa: PLR0917
+    def test_zarr_writes_as_long_as_nothing_is_written(
         self, array, monkeypatch, place, selection, error
     ):
         """Also if it is an error that the values may raise."""

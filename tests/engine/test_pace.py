@@ -2,8 +2,7 @@
 
 import pytest
 
-from numcodecs_bytes._plan import constants
-from numcodecs_bytes._read.pace import gap_worth_reading, helps_prefetching, seconds_waited
+from numcodecs_bytes._read.pace import helps_prefetching, seconds_waited
 
 LIMIT, FAST, SLOW = 2e-5, 1e-6, 5e-3
 
@@ -35,20 +34,3 @@ def test_two_reads_must_be_slow(probes, suspicion, expected):
 )
 def test_prefetching_helps_if_one_read_takes_no_time(prefetched, expected):
     assert helps_prefetching(prefetched, SLOW) is expected
-
-
-@pytest.mark.parametrize(
-    ("seconds", "prefetching_helps", "expected"),
-    [
-        (0.0, False, constants.GAP_BYTES),
-        (1e-4, False, 1 << 17),
-        (1e-3, False, 1 << 20),
-        (1.0, False, 1 << 21),
-        (1e-4, True, constants.GAP_BYTES),
-        (1e-3, True, 1 << 16),
-        (1.0, True, 1 << 17),
-    ],
-)
-def test_the_gap_takes_as_long_as_another_request(seconds, prefetching_helps, expected):
-    """At 2 GB/s; requests that are answered together share it."""
-    assert gap_worth_reading(seconds, prefetching_helps=prefetching_helps) == expected
