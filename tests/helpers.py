@@ -9,6 +9,7 @@ import functools
 import gc
 import importlib
 import json
+import logging
 import os
 import pkgutil
 import subprocess
@@ -121,6 +122,19 @@ def _open_files_can_be_replaced():
             except PermissionError:
                 return False
     return True
+
+
+class OwnBugs(logging.Handler):
+    """For programs beside pytest: collect the own bugs that are logged from now on."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+        logging.getLogger("numcodecs_bytes").addHandler(self)
+
+    def emit(self, record):
+        if record.getMessage().startswith(OWN_BUG):
+            self.found.append(self.format(record))
 
 
 def run_python(*arguments, status=0, options=None, **environment):
