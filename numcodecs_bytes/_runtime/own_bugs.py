@@ -23,7 +23,7 @@ _KNOWN = (
     LengthError,
     OptionError,
 )
-logged: set[tuple[type, str]] = set()
+logged: set[tuple[type, str]] = set()  # by class, file and line
 
 
 def is_own_bug(error: Exception) -> bool:
@@ -45,13 +45,13 @@ def is_lost(error: Exception) -> bool:
 
 
 class catch(NamedTuple):  # noqa: N801
-    """A context whose own bugs are noted instead of raised.
+    """A context whose own bugs are recorded instead of raised.
 
     It is a class because contexts made by `contextlib` change errors, and those of some stores
     can't be changed.
     """
 
-    note: Callable[[Exception], None]
+    record: Callable[[Exception], None]
 
     def __enter__(self) -> None:
         pass
@@ -59,7 +59,7 @@ class catch(NamedTuple):  # noqa: N801
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
         if not isinstance(error, Exception) or not is_own_bug(error):
             return False
-        self.note(error)
+        self.record(error)
         return True
 
 
