@@ -11,6 +11,7 @@ import importlib.util
 import itertools
 import logging
 import sys
+import tempfile
 import tracemalloc
 
 import pytest
@@ -20,18 +21,19 @@ from helpers import (
     EVERYTHING,
     LOADS_DATA_TYPES,
     OUR_PIPELINES,
+    OWN_BUG,
     PIPELINES,
     CountingStore,
     CountingSyncStore,
     has,
+    owner_of,
     ranges_from,
 )
 
 from numcodecs_bytes._runtime import own_bugs
+from numcodecs_bytes._sources import files
 
 collect_ignore = ["gpu/run.py"]  # which needs CuPy
-
-own_bugs.is_caught = False  # errors of ours are errors; but see engine/test_own_bugs.py
 
 if not LOADS_DATA_TYPES:
     import numcodecs_bytes.zarr_data_types  # noqa: F401
@@ -51,6 +53,7 @@ OPTIONAL = {
 def pytest_configure(config):
     config.addinivalue_line("markers", "matrix: many combinations, of which a sample is run")
     config.addinivalue_line("markers", "long: run only with all tests")
+    config.addinivalue_line("markers", "own_bug: one must be logged, else none may be")
     config.addinivalue_line("markers", "needs(*names): what not every system has: see helpers.has")
 
 
@@ -60,6 +63,30 @@ def _is_of_a_test(record):
 
 
 logging.getLogger("asyncio").addFilter(_is_of_a_test)  # a test may look at what is logged
+
+
+# The own bugs that were logged, in a file that forked processes share.
+_own_bugs = logging.StreamHandler(tempfile.TemporaryFile("w+", encoding="utf-8"))  # noqa: SIM115
+_own_bugs.addFilter(lambda record: record.getMessage().startswith(OWN_BUG))
+logging.getLogger("numcodecs_bytes").addHandler(_own_bugs)
+
+
+@pytest.fixture(autouse=True)
+def _no_own_bug(request):
+    """Fail if zarr did what this package should have done; the mark `own_bug` expects that.
+
+    Other processes than forked ones say so in what they print: see `helpers.run_python`.
+    """
+    yield
+    own_bugs.logged.clear()  # else the next test does not log it again
+    _own_bugs.stream.seek(0)
+    bugs = _own_bugs.stream.read()
+    _own_bugs.stream.seek(0)
+    _own_bugs.stream.truncate()
+    if request.node.get_closest_marker("own_bug"):
+        assert bugs, "no own bug was logged"
+    else:
+        assert not bugs, bugs
 
 
 def pytest_report_header():
@@ -210,6 +237,27 @@ def track():
             tracemalloc.stop()
 
     return tracked
+
+
+@pytest.fixture
+def set_constants(monkeypatch):
+    """Return a function that changes constants of this package."""
+
+    def change(**numbers):
+        for name, number in numbers.items():
+            monkeypatch.setattr(owner_of(name), name, number)
+
+    return change
+
+
+@pytest.fixture
+def each_byte_takes(monkeypatch):
+    """Return a function that has each probe of a file take so many seconds, as it is told."""
+
+    def change(seconds):
+        monkeypatch.setattr(files, "seconds_to_read", lambda *_: seconds)
+
+    return change
 
 
 @pytest.fixture

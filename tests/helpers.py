@@ -9,6 +9,7 @@ import functools
 import gc
 import importlib
 import json
+import logging
 import os
 import pkgutil
 import subprocess
@@ -44,6 +45,8 @@ OUR_PIPELINES = ["numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline"]
 if hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):  # since zarr 3.3
     PIPELINES.append("zarr.core.codec_pipeline.FusedCodecPipeline")
     OUR_PIPELINES.append("numcodecs_bytes.zarr_pipeline.FusedBytesPipeline")
+
+OWN_BUG = "numcodecs_bytes has a bug"  # what is logged then
 
 UNTESTED_ZARR = "ZARR_NUMCODECS_BYTES__UNTESTED_ZARR"  # set to run all tests with such a zarr
 
@@ -121,6 +124,19 @@ def _open_files_can_be_replaced():
     return True
 
 
+class OwnBugs(logging.Handler):
+    """For programs beside pytest: collect the own bugs that are logged from now on."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+        logging.getLogger("numcodecs_bytes").addHandler(self)
+
+    def emit(self, record):
+        if record.getMessage().startswith(OWN_BUG):
+            self.found.append(self.format(record))
+
+
 def run_python(*arguments, status=0, options=None, **environment):
     """Run a fresh interpreter, configured by nothing but what is given; return what it printed.
 
@@ -133,8 +149,7 @@ def run_python(*arguments, status=0, options=None, **environment):
         check=False,
         **({"capture_output": True, "text": True} | (options or {})),
     )
-    assert status in (None, done.returncode), done.stderr
-    return done
+    return _checked(done, status)
 
 
 def run_program(*arguments, status=0, folder=None, **environment):
@@ -142,7 +157,12 @@ def run_program(*arguments, status=0, folder=None, **environment):
     if not quick_start.HAS_FORKS:
         return run_python(*arguments, status=status, options={"cwd": folder}, **environment)
     done = quick_start.run(*arguments, folder=folder, environment=_environment(environment))
+    return _checked(done, status)
+
+
+def _checked(done, status):
     assert status in (None, done.returncode), done.stderr
+    assert OWN_BUG not in str(done.stderr), done.stderr
     return done
 
 
@@ -428,7 +448,7 @@ def select(array, way, selection):
 def owner_of(constant):
     """Return the module in which a number of this package stands."""
     names = []
-    for room in ("_runtime", "_plan", "_sources", "_read", "_write"):
+    for room in ("_core", "_gpu", "_runtime", "_plan", "_sources", "_read", "_write"):
         package = importlib.import_module(f"numcodecs_bytes.{room}")
         names += [
             each.name for each in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")

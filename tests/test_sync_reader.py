@@ -38,7 +38,6 @@ from zarr.core.buffer import cpu
 import numcodecs_bytes
 from numcodecs_bytes import SyncReader
 from numcodecs_bytes._plan.plan import _cached_plan as plan_of_chunk
-from numcodecs_bytes._runtime import own_bugs
 
 # Of zarr and of numcodecs, for data types and filters that Zarr v3 does not specify.
 pytestmark = pytest.mark.filterwarnings("ignore:.*specification", "ignore:The data type:Warning")
@@ -493,15 +492,13 @@ class TestLikeAnArray:
             reader[5, 6]
         assert SyncReader(array)[5, 6] == 0
 
-    @pytest.mark.parametrize("zarr_fails", [False, True])
+    @pytest.mark.parametrize("zarr_fails", [pytest.param(False, marks=pytest.mark.own_bug), True])
     def test_an_own_bug(self, array, caplog, monkeypatch, zarr_fails):
         """zarr reads instead; if it fails just so, the bug is none. That was logged, too."""
 
         def fail(*_):
             int(1, 2, 3, 4)
 
-        monkeypatch.setattr(own_bugs, "is_caught", True)
-        monkeypatch.setattr(own_bugs, "_logged", set())
         monkeypatch.setattr(numcodecs_bytes.sync_reader, "select", int)  # with four arguments
         reader = SyncReader(array)
         if not zarr_fails:
@@ -599,7 +596,7 @@ class TestOtherArrays:
         assert "BatchedCodecPipeline is the codec pipeline" in repr(reader)
 
     @pytest.mark.parametrize("size", [2**63 - 1, 2**63, 2**64])
-    def test_arrays_that_are_longer_than_numpy_s(self, tmp_path, monkeypatch, size):
+    def test_arrays_that_are_longer_than_numpy_s(self, tmp_path, size):
         """A slice of one was an own bug."""
         array = create(tmp_path / "a", (size, 2), (1, 2), dtype="u1")
         reader = SyncReader(array)
@@ -692,11 +689,10 @@ class TestLimits:
         reader[: (1 << 17) + 1]
         assert len(asked_of_zarr) == 1
 
-    def test_a_slow_file(self, array, asked_of_zarr, monkeypatch):
+    def test_a_slow_file(self, array, asked_of_zarr, set_constants, each_byte_takes):
         """Many short runs are left to zarr's way, whose threads and longer runs are faster."""
-        seconds = "numcodecs_bytes._sources.files.seconds_to_read"
-        monkeypatch.setattr(seconds, lambda *_: 1e-3)
-        monkeypatch.setattr("numcodecs_bytes._plan.constants.GAP_BYTES", 0)
+        each_byte_takes(1e-3)
+        set_constants(GAP_BYTES=0)
         big = create(array.store.root.parent / "b", (64, 8), (64, 8))
         big[...] = 1
         asked_of_zarr.clear()

@@ -23,13 +23,12 @@ _KNOWN = (
     LengthError,
     OptionError,
 )
-is_caught = True  # not in most of the tests
-_logged: set[tuple[type, str]] = set()
+logged: set[tuple[type, str]] = set()  # by class, file and line
 
 
 def is_own_bug(error: Exception) -> bool:
     """Whether an error is an own bug, so that zarr reads or writes instead."""
-    if not is_caught or isinstance(error, _KNOWN) or is_lost(error):
+    if isinstance(error, _KNOWN) or is_lost(error):
         return False
     return interrupt_of(error) is None
 
@@ -46,13 +45,13 @@ def is_lost(error: Exception) -> bool:
 
 
 class catch(NamedTuple):  # noqa: N801
-    """A context whose own bugs are noted instead of raised.
+    """A context whose own bugs are recorded instead of raised.
 
     It is a class because contexts made by `contextlib` change errors, and those of some stores
     can't be changed.
     """
 
-    note: Callable[[Exception], None]
+    record: Callable[[Exception], None]
 
     def __enter__(self) -> None:
         pass
@@ -60,7 +59,7 @@ class catch(NamedTuple):  # noqa: N801
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
         if not isinstance(error, Exception) or not is_own_bug(error):
             return False
-        self.note(error)
+        self.record(error)
         return True
 
 
@@ -93,8 +92,8 @@ def log(error: Exception) -> None:
         innermost = innermost.tb_next
     code = innermost and innermost.tb_frame.f_code
     kind = type(error), f"{code and code.co_filename}:{innermost and innermost.tb_lineno}"
-    if kind not in _logged:
-        _logged.add(kind)
+    if kind not in logged:
+        logged.add(kind)
         logging.getLogger("numcodecs_bytes").error(
             "numcodecs_bytes has a bug, so zarr reads or writes instead: please report this, with "
             "the traceback",

@@ -6,9 +6,7 @@ import threading
 
 import pytest
 import zarr
-from helpers import has, module_or_none, owner_of
-
-from numcodecs_bytes._sources import files
+from helpers import has, module_or_none
 
 
 class Calls:
@@ -90,27 +88,16 @@ def calls(monkeypatch):
 
 
 @pytest.fixture
-def set_constants(monkeypatch):
-    """Return a function that changes constants."""
-
-    def change(**numbers):
-        for name, number in numbers.items():
-            monkeypatch.setattr(owner_of(name), name, number)
-
-    return change
-
-
-@pytest.fixture
-def _files_are_fast(monkeypatch, set_constants):
+def _files_are_fast(each_byte_takes, set_constants):
     """No file is slow, however busy the machine is: no byte is read to learn that."""
-    monkeypatch.setattr(files, "seconds_to_read", lambda *_: 0.0)
+    each_byte_takes(0.0)
     set_constants(CERTAIN_WAIT_SECONDS=60, SLOW_SECONDS=60)
 
 
 @pytest.fixture(autouse=True)
-def _stores_are_far(monkeypatch):
+def _stores_are_far(set_constants):
     """Request what is requested of a far store, however soon a store of the tests answers."""
-    monkeypatch.setattr("numcodecs_bytes._sources.store_states.NEAR_SECONDS", 0.0)
+    set_constants(NEAR_SECONDS=0.0)
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from helpers import EVERYTHING, create, run_python
 
 import numcodecs_bytes
 from numcodecs_bytes import SyncReader
-from numcodecs_bytes._runtime import own_bugs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*specification")
 DATA = np.arange(64.0 * 600).reshape(64, 600)
@@ -122,14 +121,6 @@ def lines_of(read, step, names="numcodecs_bytes."):
     return range(1, len(passed) + 1, 1 if EVERYTHING else step)
 
 
-@pytest.fixture
-def _caught(monkeypatch):
-    """Own bugs are caught, as they are everywhere but in the tests."""
-    monkeypatch.setattr(own_bugs, "is_caught", True)
-    monkeypatch.setattr(own_bugs, "_logged", set())
-
-
-@pytest.mark.usefixtures("_caught")
 class TestErrorsGoUp:
     def check(self, new_read, kind, caplog, step):
         """Interrupt a read at its lines, and read again; `new_read` returns a function that does.

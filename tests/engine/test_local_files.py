@@ -407,7 +407,7 @@ class TestSlowShards:
     """If an index is slow, all inner chunks are asked for at once, before the first is read."""
 
     @pytest.fixture
-    def events(self, monkeypatch):
+    def events(self, monkeypatch, each_byte_takes):
         """Return what is prefetched and read: how, the first position, and the end."""
         events, advise, pread, preadv = [], os.posix_fadvise, os.pread, os.preadv
 
@@ -423,7 +423,7 @@ class TestSlowShards:
             events.append(("read", start, start + sum(map(len, views))))
             return preadv(descriptor, views, start, *flags)
 
-        monkeypatch.setattr(files, "seconds_to_read", lambda *_: 0.0)  # as it is prefetched
+        each_byte_takes(0.0)  # as it is prefetched
         monkeypatch.setattr(os, "posix_fadvise", note_prefetch)
         monkeypatch.setattr(os, "pread", note_pread)
         monkeypatch.setattr(os, "preadv", note_preadv)

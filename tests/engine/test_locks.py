@@ -237,7 +237,7 @@ def test_a_file_that_is_replaced_at_that_moment(  # noqa: PLR0917
     assert not is_linked or (np.fromfile(copy, ">f8") == 1).all()
 
 
-def test_a_chunk_that_keeps_being_replaced(tmp_path, array, chunk, monkeypatch):
+def test_a_chunk_that_keeps_being_replaced(tmp_path, array, chunk, monkeypatch, set_constants):
     flock = fcntl.flock
 
     def replace(descriptor, how):
@@ -246,7 +246,7 @@ def test_a_chunk_that_keeps_being_replaced(tmp_path, array, chunk, monkeypatch):
         (tmp_path / "new").replace(chunk)
 
     monkeypatch.setattr(fcntl, "flock", replace)
-    monkeypatch.setattr("numcodecs_bytes._write.chunk_file.MAX_TRIES", 20)
+    set_constants(MAX_TRIES=20)
     with pytest.raises(RuntimeError, match="it keeps being replaced"):
         array[2, 1:] = 3
 
@@ -448,12 +448,10 @@ class TestWaiting:
 
     @pytest.mark.parametrize("answers", [True, False], ids=["the disk answers", "it hangs"])
     def test_a_write_that_is_cancelled_ends_after_the_present_block(
-        self, array, chunk, monkeypatch, answers
+        self, array, chunk, monkeypatch, set_constants, answers
     ):
         """Its caller may change the values, which must not be written once the disk answers."""
-        monkeypatch.setattr(
-            "numcodecs_bytes._runtime.threads.CANCEL_GRACE_SECONDS", 60 if answers else 0.01
-        )
+        set_constants(CANCEL_GRACE_SECONDS=60 if answers else 0.01)
         values, pwrite = np.full((8, 2), 5.0, ">f8"), os.pwrite
         is_writing, has_answer = threading.Event(), threading.Event()
 
@@ -472,9 +470,9 @@ class TestWaiting:
         with locked(chunk, fcntl.LOCK_EX):
             assert array[:, 3].tolist() == [5, *[1] * 7]
 
-    def test_others_need_not_wait_for_a_locked_chunk(self, tmp_path, caplog, monkeypatch):
+    def test_others_need_not_wait_for_a_locked_chunk(self, tmp_path, caplog, set_constants):
         """More writes than there are threads wait for one chunk, and say so; others, reads too."""
-        monkeypatch.setattr("numcodecs_bytes._write.in_place.LONG_SECONDS", 0.05)
+        set_constants(LONG_SECONDS=0.05)
         array = create(tmp_path, (8, 8), (8, 4))
         array[...] = 1
         with locked(tmp_path / "c/0/0", fcntl.LOCK_EX):

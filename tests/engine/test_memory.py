@@ -12,7 +12,6 @@ from helpers import HAS_RECTILINEAR, create, eventually, select
 import numcodecs_bytes
 from numcodecs_bytes._plan import plan, shards
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._sources import files
 
 MIB = 1 << 20
 SHAPE = (1 << 13, 1 << 12)  # 256 MiB
@@ -73,13 +72,13 @@ def test_of_many_short_runs_into_a_contiguous_output(sparse, track):
 @pytest.mark.usefixtures("_files_are_fast", "our_pipeline")
 @pytest.mark.parametrize("dtype", ["i1", "<i2", ">i2"])
 @pytest.mark.parametrize("is_slow", [False, True])
-def test_of_very_many_runs_without_gaps(tmp_path, track, monkeypatch, dtype, is_slow):
+def test_of_very_many_runs_without_gaps(tmp_path, track, each_byte_takes, dtype, is_slow):
     """Every second element, without reading those between: they took 30 MiB and more."""
     num = 1 << 20
     create(tmp_path, (num,), (num,), dtype)[...] = np.arange(num)
     array = zarr.open_array(tmp_path, mode="r")
     if is_slow:
-        monkeypatch.setattr(files, "seconds_to_read", lambda *_: 1e-3)
+        each_byte_takes(1e-3)
     with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
         array[:2]
         peak, result = track(lambda: array[::2])

@@ -306,7 +306,7 @@ class TestRequests:
                 nums.append(len(down.ranges))
         assert nums[1] <= 2 * nums[0]
 
-    def test_a_strike_is_forgotten(self, opened, caplog, monkeypatch):
+    def test_a_strike_is_forgotten(self, opened, caplog, set_constants):
         large = opened("large", "status 403")
         for _ in range(2):
             assert np.array_equal(large.array[3, :9], LARGE[3, :9])
@@ -314,7 +314,7 @@ class TestRequests:
         (record,) = caplog.records
         assert "does not serve byte ranges as requested (" in record.getMessage()
         assert record.levelno == logging.WARNING
-        monkeypatch.setattr("numcodecs_bytes._sources.store_states.STRUCK_SECONDS", 0.0)
+        set_constants(STRUCK_SECONDS=0.0)
         other = opened("large", "status 403")
         for _ in range(2):
             assert np.array_equal(other.array[3, :9], LARGE[3, :9])
@@ -694,9 +694,11 @@ class TestFirstFailure:
             assert (zarr.open_array(store, path="a")[0, 5:7] == 0).all()
         assert is_struck(zarr.open_array(store, path="b"), np.s_[1, :3])
 
-    def test_a_short_answer_then_a_connection_that_is_lost_after_a_while(self, folder, monkeypatch):
+    def test_a_short_answer_then_a_connection_that_is_lost_after_a_while(
+        self, folder, set_constants
+    ):
         """The second one decided, which is not asked again; zarr can read the chunk."""
-        monkeypatch.setattr("numcodecs_bytes._read.remote_object.PATIENCE_SECONDS", 0.01)
+        set_constants(PATIENCE_SECONDS=0.01)
         is_wrong = False
 
         class Store(CountingStore):
@@ -715,9 +717,9 @@ class TestFirstFailure:
             is_wrong = True
             assert (array[0, ::1000] == 1).all()
 
-    def test_of_a_request_that_tasks_share(self, folder, monkeypatch):
+    def test_of_a_request_that_tasks_share(self, folder, set_constants):
         """Before Python 3.13, one that had caught the error and went on was closed: a hang."""
-        monkeypatch.setattr("numcodecs_bytes._read.remote_object.PATIENCE_SECONDS", 0.01)
+        set_constants(PATIENCE_SECONDS=0.01)
 
         class Store(CountingStore):
             shared = None

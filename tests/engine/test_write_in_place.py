@@ -189,12 +189,12 @@ VALUES = {
 
 
 @pytest.fixture(params=[True, False], ids=["copied", "larger"])
-def copied(request, monkeypatch, _in_place):
+def copied(request, set_constants, _in_place):
     """Whether values that may be mapped are copied to memory, or too many: then zarr writes."""
     if request.param:
         yield True
         return
-    monkeypatch.setattr("numcodecs_bytes._write.batch.MAPPED_COPY_BYTES", 0)
+    set_constants(MAPPED_COPY_BYTES=0)
     with zarr.config.set(IF_POSSIBLE):
         yield False
 
@@ -307,10 +307,10 @@ class TestValues:
 
     @pytest.mark.needs("fcntl")
     def test_mapped_values_that_are_too_large_to_copy_are_written_by_zarr(
-        self, tmp_path, monkeypatch
+        self, tmp_path, set_constants
     ):
         """And refused if they must be written in place, before anything is written."""
-        monkeypatch.setattr("numcodecs_bytes._write.batch.MAPPED_COPY_BYTES", 1 << 20)
+        set_constants(MAPPED_COPY_BYTES=1 << 20)
         values = np.memmap(tmp_path / "values", "u1", "w+", shape=(1 << 10, 1 << 11))
         values[::5] = 3
         array = create(tmp_path / "a", values.shape, (1 << 9, 1 << 11), "u1")

@@ -355,9 +355,9 @@ def test_a_writer_that_is_killed_at_any_moment_harms_nobody(tmp_path, our_pipeli
 
 
 @pytest.mark.needs("fcntl")
-def test_it_waits_for_its_lock_as_long_as_it_must(tmp_path, monkeypatch):
+def test_it_waits_for_its_lock_as_long_as_it_must(tmp_path, set_constants):
     """Beside writers of what is there, who share theirs."""
-    monkeypatch.setattr("numcodecs_bytes._write.in_place.MAX_WAIT_SECONDS", 0.01)
+    set_constants(MAX_WAIT_SECONDS=0.01)
     array = create_half(tmp_path)
     with (tmp_path / "c/0/0").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)

@@ -494,11 +494,11 @@ def test_what_was_cancelled_and_has_returned_writes_nothing_more(tmp_path, calls
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_what_was_cancelled_deletes_nothing(tmp_path, monkeypatch):
+def test_what_was_cancelled_deletes_nothing(tmp_path, monkeypatch, set_constants):
     """A comparison with the fill value may take longer than the caller waits."""
     array = create(tmp_path)
     array[...] = DATA
-    monkeypatch.setattr("numcodecs_bytes._runtime.threads.CANCEL_GRACE_SECONDS", 0.01)
+    set_constants(CANCEL_GRACE_SECONDS=0.01)
     is_comparing, go_on, is_done = threading.Event(), threading.Event(), threading.Event()
     all_equal = cpu.NDBuffer.all_equal
 

@@ -1,8 +1,8 @@
 """Stores damaged at random, and what check says: python tests/fuzz/damaged_stores.py NUMBER.
 
-Prints what went wrong: an exception, more than a minute, or damage that was not named although
-zarr's own reading, a chunk's length or the other metadata reveal it. The process may not allocate
-more than MAX_ADDRESS_SPACE.
+Prints what went wrong: an exception, an own bug, more than a minute, or damage that was not named
+although zarr's own reading, a chunk's length or the other metadata reveal it. The process may not
+allocate more than MAX_ADDRESS_SPACE.
 """
 
 import json
@@ -23,6 +23,7 @@ import zarr
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzz_mutator import Choices, mutate
+from helpers import OwnBugs
 
 import numcodecs_bytes
 from numcodecs_bytes.check import check
@@ -182,7 +183,7 @@ def _revealed_by(root, name, changed):
 
 def main(number, seed=0):
     warnings.simplefilter("ignore")
-    num_failed = 0
+    num_failed, own_bugs = 0, OwnBugs()
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_SPACE, MAX_ADDRESS_SPACE))
     with tempfile.TemporaryDirectory() as folder:
         healthy = Path(folder, "healthy")
@@ -191,7 +192,8 @@ def main(number, seed=0):
             rng = random.Random(i)
             root = Path(folder, "damaged")
             done = damage(root, copy_some(healthy, root, rng), rng)
-            complaints = complaints_about(root, done)
+            complaints = complaints_about(root, done) + own_bugs.found
+            own_bugs.found.clear()
             for complaint in complaints:
                 print(f"seed {i}, {done}: {complaint}", flush=True)
             num_failed += bool(complaints)

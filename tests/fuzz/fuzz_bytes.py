@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzz_mutator import SEEDS, Choices, chunk_shape_of, is_small, mutate
 from fuzz_oracle import expected_elements, native_elements, stored_bytes
-from helpers import OUR_PIPELINES, random_selections, select
+from helpers import OUR_PIPELINES, OwnBugs, random_selections, select
 from zarr.core.buffer import default_buffer_prototype
 
 instrumented = contextlib.nullcontext
@@ -92,6 +92,7 @@ def check_one(data):
 def fuzz_one(data):
     """Check data, like `check_one`, but return nothing, which atheris requires."""
     check_one(data)
+    assert not own_bugs.found, own_bugs.found[0]
 
 
 def _check_array(store_class, document, chunk, present, seed):
@@ -232,5 +233,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as corpus:
         for number, seed in enumerate(seed_inputs()):
             Path(corpus, str(number)).write_bytes(seed)
+        own_bugs = OwnBugs()
         atheris.Setup([*sys.argv, "-timeout=20", "-max_len=512", corpus], fuzz_one)
         atheris.Fuzz()
