@@ -13,18 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numcodecs_bytes._plan import constants
+from numcodecs_bytes._plan.gap_policy import GapPolicy
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._sources import files
 
 if TYPE_CHECKING:
     from numcodecs_bytes._runtime.workers import Workers, WorkersHere
-
-# If files are slow, gaps are read over that take less time than another request: what is read at
-# BYTES_PER_SECOND meanwhile, up to MAX_GAP_BYTES. The requests that are prefetched share it.
-# One after the other, 1 ms each, parts of 64 MiB took 0.8 to 1.0 of zarr's time.
-BYTES_PER_SECOND = 2e9
-MAX_GAP_BYTES = 1 << 21
-NUM_PREFETCHED = 16
 
 # A chunk of MIN_RUNS_TO_PROBE and more runs is probed before they are read: that takes 4 us. If two
 # probes take longer than CACHED_READ_SECONDS, the file is slow, and the system is asked to prefetch
@@ -54,10 +48,7 @@ class Speed(NamedTuple):
 
 def gap_worth_reading(seconds: float, *, prefetching_helps: bool) -> int:
     """Return the gap that takes as long to read as another request waits, in bytes."""
-    num = NUM_PREFETCHED if prefetching_helps else 1
-    max_gap = int(min(seconds * BYTES_PER_SECOND, MAX_GAP_BYTES) / num)
-    # Rounded down to a power of two, so that few plans are cached.
-    return max(1 << max_gap.bit_length() >> 1, constants.GAP_BYTES)
+    return GapPolicy.for_slow_file(seconds, prefetching_helps=prefetching_helps).max_gap
 
 
 def seconds_waited(probes: Sequence[float], limit: float, suspicion: float = 0.0) -> float:

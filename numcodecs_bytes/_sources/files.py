@@ -107,7 +107,7 @@ def path_of_file(root: str, path: str) -> str:
     return f"{root}{os.sep}{path.replace('/', os.sep)}"
 
 
-def opens(path: str) -> Callable[[], int]:
+def opener_of(path: str) -> Callable[[], int]:
     """Return a function that opens a file for reading, without waiting for the writer of a pipe.
 
     It returns its descriptor, and has no step of Python at which an interrupt would lose that.

@@ -110,7 +110,7 @@ def _files_are_fast(monkeypatch, set_constants):
 @pytest.fixture(autouse=True)
 def _stores_are_far(monkeypatch):
     """Request what is requested of a far store, however soon a store of the tests answers."""
-    monkeypatch.setattr("numcodecs_bytes._sources.store_states.NEAR_SECONDS", 0.0)
+    monkeypatch.setattr("numcodecs_bytes._plan.gap_policy.NEAR_SECONDS", 0.0)
 
 
 @pytest.fixture
