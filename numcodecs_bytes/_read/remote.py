@@ -1,10 +1,10 @@
 """Reads selections of chunks, and of shards, that are requested from stores.
 
-An object is a chunk, a shard, or a file that references point into. It has been located, and
-planned as far as that can be before anything is fetched (`object_plans`); `_ObjectReader._read`
-fetches its runs, and scatters them. All of them must be of one version. If ranges can't be
-requested, or are not answered properly, zarr reads the chunks of the object in its turn. Those of
-other objects are requested all the same, unless it was an answer that was wrong.
+An object is a chunk, a shard, or a file that references point into. `stores` locates it,
+`object_plans` plans what to read of it, and `_ObjectReader._read` fetches and scatters that; the
+index of a shard is a thing fetched that leads to a second plan. All ranges must be of one version.
+If they can't be requested, or are not answered properly, zarr reads the chunks of the object in
+its turn. Those of other objects are requested all the same, unless it was an answer that was wrong.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.out_selections import OutSelection, out_selection_within
 from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr, Outcome, ZarrFails, leave
 from numcodecs_bytes._plan.plan import PlacedRuns
-from numcodecs_bytes._plan.shards import InnerChunks, ShardLayout
+from numcodecs_bytes._plan.shards import AnyShardPlan, ShardLayout
 from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.object_plans import ObjectRead
 from numcodecs_bytes._read.output import Output, memory_of, write_selected
@@ -124,36 +124,40 @@ class _ObjectReader:
                 return answer if is_first else None
 
     async def _read(self, planned: ObjectRead) -> Answer:
-        """Plan what could not be planned before, fetch and scatter; return the answer of the store.
+        """Fetch what is planned, and scatter it; return the answer of the store.
 
-        Of a shard, the index is fetched first, and leads to the plan. Raises `LeftToZarr` if zarr
-        has to read the object, whatever the store answers.
+        Raises `LeftToZarr` if zarr has to read the object, whatever the store answers.
         """
-        target, placed, num_by_zarr = planned.target, planned.placed, None
-        missing: list[OutSelection] = []
-        if planned.shard is not None:
-            shard, shard_plan = planned.shard
-            answer = await target.get_range(*_range_of_index(target.extent, shard))
-            if answer.kind != "read":
-                return answer
-            try:
-                index = index_of(shard, answer.raw)
-            except ZarrFails as why:  # perhaps the answer is not the range that was asked for
-                return Answer("wrong", str(why))
-            inner = shard_plan.inner_chunks(index, *_start_and_length(target))
-            num_by_zarr = shard.num_bytes_by_zarr(inner) if traces.active else None
-            placed, missing = _placed_in_output(inner, planned.chunks[0].out_selection)
-        memory = None  # in the output, if that holds just what is fetched
+        if planned.shard is None:
+            return await self._fetch_and_scatter(planned, planned.placed)
+        inner = await _plan_by_index(planned, *planned.shard)
+        if isinstance(inner, Answer):
+            return inner
+        answer = await self._fetch_and_scatter(planned, inner.placed, inner.num_bytes_by_zarr)
+        if answer.kind == "read":
+            planned.chunks[0].fill(self.out, inner.missing)
+        return answer
+
+    async def _fetch_and_scatter(
+        self,
+        planned: ObjectRead,
+        placed: Sequence[PlacedRuns],
+        num_bytes_by_zarr: int | None = None,
+    ) -> Answer:
+        """Fetch runs of an object, straight into the output if they are just what it holds there.
+
+        `num_bytes_by_zarr` is how many bytes zarr alone would fetch, if that is not all of it.
+        """
+        array, direct = self.out.array, None
         if len(placed) == 1:
             plan, _, out_selection = placed[0]
-            memory = memory_of(self.out.array, out_selection, plan, planned.layout)
-        answer = await target.fetch(placed, planned.policy, memory)
-        if answer.kind == "read":
-            if memory is None:
-                _scatter(answer.raw, placed, planned.layout, self.out.array)
-            if missing:
-                planned.chunks[0].fill(self.out, missing)
-            _record_read(planned, num_by_zarr)
+            direct = memory_of(array, out_selection, plan, planned.layout)
+        answer = await planned.target.fetch(placed, planned.policy, direct)
+        if answer.kind != "read":
+            return answer
+        if direct is None:
+            _scatter(answer.raw, placed, planned.layout, array)
+        _record_read(planned, num_bytes_by_zarr)
         return answer
 
     async def _is_believed(self, planned: ObjectRead) -> bool:
@@ -208,6 +212,37 @@ async def _is_missing(chunk: ChunkRead) -> bool:
     return chunk.outcome.status == "missing"
 
 
+class _InnerChunks(NamedTuple):
+    """What is selected of the inner chunks of a shard, by the selections of the output."""
+
+    placed: list[PlacedRuns]
+    missing: list[OutSelection]
+    num_bytes_by_zarr: int | None  # that zarr alone would fetch, if that is counted
+
+
+async def _plan_by_index(
+    planned: ObjectRead, shard: ShardLayout, shard_plan: AnyShardPlan
+) -> _InnerChunks | Answer:
+    """Fetch the index of a shard, and return what it says is to be fetched, or what is wrong."""
+    target, outer = planned.target, planned.chunks[0].out_selection
+    answer = await target.get_range(*_range_of_index(target.extent, shard))
+    if answer.kind != "read":
+        return answer
+    try:
+        index = index_of(shard, answer.raw)
+    except ZarrFails as why:  # perhaps the answer is not the range that was asked for
+        return Answer("wrong", str(why))
+    start, end = target.extent.start, target.length or sys.maxsize
+    num_bytes = min(target.extent.num_bytes or end, end - start)
+    inner = shard_plan.inner_chunks(index, start, num_bytes)
+    placed = [
+        each._replace(out_selection=out_selection_within(outer, each.out_selection))
+        for each in inner.present
+    ]
+    missing = [out_selection_within(outer, out_selection) for out_selection in inner.missing]
+    return _InnerChunks(placed, missing, shard.num_bytes_by_zarr(inner) if traces.active else None)
+
+
 def _range_of_index(extent: ObjectExtent, shard: ShardLayout) -> tuple[int, int | None]:
     """Return the range of the index of a shard in its object; see `byte_ranges.Get`.
 
@@ -219,23 +254,6 @@ def _range_of_index(extent: ObjectExtent, shard: ShardLayout) -> tuple[int, int 
     return start, start + shard.index_bytes
 
 
-def _start_and_length(target: RemoteObject) -> tuple[int, int]:
-    """Return where a shard begins in its object, and its length, as far as that is known."""
-    start, end = target.extent.start, target.length or sys.maxsize
-    return start, min(target.extent.num_bytes or end, end - start)
-
-
-def _placed_in_output(
-    inner: InnerChunks, outer: OutSelection
-) -> tuple[list[PlacedRuns], list[OutSelection]]:
-    """Return the runs of inner chunks, and what to fill, by their selections of the output."""
-    placed = [
-        PlacedRuns(plan, start, out_selection_within(outer, out_selection))
-        for plan, start, out_selection in inner.present
-    ]
-    return placed, [out_selection_within(outer, each) for each in inner.missing]
-
-
 def _scatter(raw: UInt8Array, placed: Sequence[PlacedRuns], layout: Layout, array: Array) -> None:
     """Copy runs, which `raw` holds end to end, to the output."""
     begin = 0
@@ -245,7 +263,7 @@ def _scatter(raw: UInt8Array, placed: Sequence[PlacedRuns], layout: Layout, arra
         begin = end
 
 
-def _record_read(planned: ObjectRead, num_by_zarr: int | None) -> None:
+def _record_read(planned: ObjectRead, num_bytes_by_zarr: int | None) -> None:
     """Record that chunks are read; what was fetched together is each one's as it was planned."""
     num_requests, num_bytes = _fetched(planned)[:2]
     shares = [num_bytes]
@@ -253,6 +271,6 @@ def _record_read(planned: ObjectRead, num_by_zarr: int | None) -> None:
         ends = np.cumsum([plan.num_bytes for plan in planned.plans])
         shares = np.diff(ends * num_bytes // max(ends[-1], 1), prepend=0).tolist()
     for chunk, share in zip(planned.chunks, shares, strict=True):
-        fetched = FetchCounts(num_requests, share, num_by_zarr)
+        fetched = FetchCounts(num_requests, share, num_bytes_by_zarr)
         chunk.outcome = Outcome("present", fetched=fetched)
         num_requests = 0  # the others are requested with the first

@@ -32,9 +32,9 @@ from numcodecs_bytes._sources.stores import ObjectExtent
 MIN_PREPARED = 1 << 10
 ROUNDS_PREPARED = 8
 
-# A request that takes longer until it fails is not repeated: a read of a store that is down would
-# take three times as long as with zarr alone.
-PATIENCE_SECONDS = 1.0
+# A request that fails later than that is not repeated: a read of a store that is down would take
+# three times as long as with zarr alone.
+MAX_SECONDS_TO_REPEAT = 1.0
 
 
 class RemoteObject:
@@ -122,7 +122,7 @@ class RemoteObject:
         except LeftToZarr:
             raise
         except Exception as error:  # noqa: BLE001 # stores and their clients raise anything
-            may_repeat &= time.monotonic() - begin < PATIENCE_SECONDS
+            may_repeat &= time.monotonic() - begin < MAX_SECONDS_TO_REPEAT
             answer = answer_of(error)
         else:
             return MISSING if raw is None else Answer("read", raw=raw)
@@ -142,16 +142,11 @@ class RemoteObject:
             return Answer("read")
         plans = [plan for plan, *_ in placed]
         run_bytes = max([plan.length for plan in plans])
-        is_one_run = len(plans) == plans[0].num_runs == 1
         has_comparable_parts = self.has_comparable_parts()
-        if is_one_run and not (
-            has_comparable_parts and policy.for_ranges(run_bytes).splits(run_bytes)
-        ):
-            start = placed[0].start + plans[0].first_run_offset
-            answer = await self.get_range(start, start + run_bytes)
-            if target is not None and answer.kind == "read":
-                target[:] = answer.raw
-            return answer
+        if len(plans) == plans[0].num_runs == 1:
+            is_split = has_comparable_parts and policy.for_ranges(run_bytes).splits(run_bytes)
+            if not is_split:
+                return await self._fetch_run(placed[0], target)
         starts = np.concatenate([plan.starts(start) for plan, start, _ in placed])
         lengths = np.repeat([p.length for p in plans], [p.num_runs for p in plans])
         runs = sorted_runs(starts, lengths)
@@ -162,6 +157,14 @@ class RemoteObject:
         if self._is_split:
             return await self._fetch_subranges(runs, target, policy)
         return await self._fetch_whole_runs(runs, target, policy)
+
+    async def _fetch_run(self, placed: PlacedRuns, target: UInt8Array | None) -> Answer:
+        """Request the only run of a plan."""
+        start = placed.start + placed.plan.first_run_offset
+        answer = await self.get_range(start, start + placed.plan.length)
+        if target is not None and answer.kind == "read":
+            target[:] = answer.raw
+        return answer
 
     async def _fetch_subranges(self, runs: Runs, target: UInt8Array, policy: GapPolicy) -> Answer:
         """Request runs, the long ones in subranges."""

@@ -6,7 +6,7 @@ have a class for each protocol. What a subclass or a wrapper does with a byte ra
 so all other stores are left to zarr.
 
 To add a store, add the path of its class to `_SOURCES`, with `_of_any` or a function that takes the
-store and returns a function from paths to sources; add a file system of fsspec to `_FILE_SYSTEMS`.
+store and returns a `ChunkLocator`; add a file system of fsspec to `_FILE_SYSTEMS`.
 """
 
 import os

@@ -696,7 +696,7 @@ class TestFirstFailure:
 
     def test_a_short_answer_then_a_connection_that_is_lost_after_a_while(self, folder, monkeypatch):
         """The second one decided, which is not asked again; zarr can read the chunk."""
-        monkeypatch.setattr("numcodecs_bytes._read.remote_object.PATIENCE_SECONDS", 0.01)
+        monkeypatch.setattr("numcodecs_bytes._read.remote_object.MAX_SECONDS_TO_REPEAT", 0.01)
         is_wrong = False
 
         class Store(CountingStore):
@@ -717,7 +717,7 @@ class TestFirstFailure:
 
     def test_of_a_request_that_tasks_share(self, folder, monkeypatch):
         """Before Python 3.13, one that had caught the error and went on was closed: a hang."""
-        monkeypatch.setattr("numcodecs_bytes._read.remote_object.PATIENCE_SECONDS", 0.01)
+        monkeypatch.setattr("numcodecs_bytes._read.remote_object.MAX_SECONDS_TO_REPEAT", 0.01)
 
         class Store(CountingStore):
             shared = None
