@@ -29,8 +29,8 @@ from numcodecs_bytes._core.dtypes import NATIVE_ENDIAN, AnyDType, has_byte_order
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._read.remote_object import RemoteObject
 from numcodecs_bytes._sources.files import FileExtent
-from numcodecs_bytes._sources.store_states import Unexpected, state_of
-from numcodecs_bytes._sources.stores import locate_chunk
+from numcodecs_bytes._sources.store_states import state_of
+from numcodecs_bytes._sources.stores import find_extent
 from numcodecs_bytes._tools.check_chunks import check_chunks
 from numcodecs_bytes._tools.consolidated import deleted_arrays, stale_metadata
 from numcodecs_bytes._tools.hierarchy import (
@@ -152,7 +152,7 @@ def _check_array(
 async def _request_a_byte(array: AnyArray, index: Index) -> None:
     """Request one byte of a chunk; note a strike if that fails, but its store returns the chunk."""
     chunk = array.store_path / array.metadata.encode_chunk_key(index)
-    source = locate_chunk(chunk)
+    source = find_extent(chunk)
     if isinstance(source, FileExtent):
         return
     # Not all stores serve the end of an object, where most shards have their index.
@@ -160,12 +160,10 @@ async def _request_a_byte(array: AnyArray, index: Index) -> None:
     locations = [getattr(codec, "index_location", "") for codec in codecs]
     has_index_at_end = "end" in [getattr(each, "value", each) for each in locations]
     is_last = has_index_at_end and source.num_bytes is None
-    out_selection = (-1, None) if is_last else (source.start, source.start + 1)
-    try:
-        await RemoteObject(source).ask(*out_selection)
-    except Unexpected as why:
-        if await chunk.get() is not None:
-            state_of(chunk.store).strike(chunk.store, why)
+    byte_range = (-1, None) if is_last else (source.start, source.start + 1)
+    answer = await RemoteObject(source).get_range(*byte_range)
+    if answer.kind not in ("read", "failed") and await chunk.get() is not None:
+        state_of(chunk.store).strike(chunk.store, answer)
 
 
 def _report_partial_reads(array: AnyArray, report: ArrayReport) -> bool:

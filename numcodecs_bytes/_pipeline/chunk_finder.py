@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import zarr
 
 from numcodecs_bytes._core.interrupts import raise_interrupt
+from numcodecs_bytes._plan.gap_policy import UNLIMITED, GapPolicy
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf
@@ -110,6 +111,6 @@ def _is_short_object(find: ChunkLocator, path: str, layout: AnyLayout) -> bool:
         return False
     if not (isinstance(source, ObjectExtent) and source.is_object and isinstance(layout, Layout)):
         return False
-    from numcodecs_bytes._read.budget import may_be_split  # only if it is needed
-
-    return not may_be_split(layout.num_bytes)
+    # The more requests there may be, the shorter are the ranges.
+    policy = GapPolicy.for_chunk(UNLIMITED).for_ranges(layout.num_bytes)
+    return not policy.splits(layout.num_bytes)

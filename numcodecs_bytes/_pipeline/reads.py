@@ -27,7 +27,7 @@ from numcodecs_bytes._runtime import own_bugs, traces
 from numcodecs_bytes._sources.files import FileExtent
 from numcodecs_bytes._sources.stores import ObjectExtent, is_in_shard
 from numcodecs_bytes._zarr_api.batch_items import ChunkRequest, chunk_requests_of
-from numcodecs_bytes._zarr_api.names import name_of_class
+from numcodecs_bytes._zarr_api.names import name_of_class, path_of_array
 from numcodecs_bytes._zarr_api.versions import HAS_RESULTS, concurrency
 
 if TYPE_CHECKING:
@@ -172,18 +172,39 @@ class PartialReadMixin(LayoutMixin):
             await self._read_files(plan, files, out)
             return
         requested = [chunk for chunk in chunks if isinstance(chunk.source, ObjectExtent)]
-        async with in_flight(len(requested)) as num_in_flight:
-            objects = self._plan_objects(plan, requested, num_in_flight)
+        if not requested:
             others = [chunk for chunk in chunks if chunk.source is None]
-            limit, limit_of_zarr = concurrency(), None
-            if others and objects and limit:  # as many requests at once as by zarr alone
-                limit_of_zarr = max(limit * len(others) // len(chunks), 1)
-                limit = max(limit - limit_of_zarr, 1)
             await together(
-                partial(self._let_zarr_read, plan, others, limit_of_zarr),
+                partial(self._let_zarr_read, plan, others),
                 partial(self._read_files, plan, files, out),
-                partial(self._read_objects, plan, objects, out, limit),
             )
+            return
+        from numcodecs_bytes._read.object_plans import share_requests  # only if it is needed
+
+        run_requested = partial(self._run_requested, plan, chunks, requested, out)
+        await share_requests(len(requested), run_requested)
+
+    async def _run_requested(
+        self,
+        plan: _BatchPlan,
+        chunks: Sequence[ChunkRead],
+        requested: Sequence[ChunkRead],
+        out: Output,
+        num_in_flight: int,
+    ) -> None:
+        """Read chunks of which some are requested; the event loop requests so many by then."""
+        objects = self._plan_objects(plan, requested, num_in_flight)
+        files = [chunk for chunk in chunks if isinstance(chunk.source, FileExtent)]
+        others = [chunk for chunk in chunks if chunk.source is None]
+        limit, limit_of_zarr = concurrency(), None
+        if others and objects and limit:  # as many requests at once as by zarr alone
+            limit_of_zarr = max(limit * len(others) // len(chunks), 1)
+            limit = max(limit - limit_of_zarr, 1)
+        await together(
+            partial(self._let_zarr_read, plan, others, limit_of_zarr),
+            partial(self._read_files, plan, files, out),
+            partial(self._read_objects, plan, objects, out, limit),
+        )
 
     async def _read_files(self, plan: _BatchPlan, chunks: Sequence[ChunkRead], out: Output) -> None:
         if chunks:
@@ -194,8 +215,6 @@ class PartialReadMixin(LayoutMixin):
         self, plan: _BatchPlan, requested: Sequence[ChunkRead], num_in_flight: int
     ) -> Sequence["ObjectRead"]:
         """Return what is requested of objects; see `object_plans`."""
-        if not requested:
-            return ()
         from numcodecs_bytes._read.object_plans import object_plans  # only if it is needed
 
         with own_bugs.catch(partial(self._note_own_bug, plan.bugs, requested)):
@@ -209,8 +228,13 @@ class PartialReadMixin(LayoutMixin):
             from numcodecs_bytes._read import remote  # only if it is needed
 
             note_own_bug = partial(self._note_own_bug, plan.bugs)
-            fallback = remote.Fallback(partial(self._let_zarr_read, plan), note_own_bug)
-            await remote.read(plan.settings, objects, out, limit, fallback)
+            callbacks = remote.ZarrCallbacks(partial(self._let_zarr_read, plan), note_own_bug)
+            item, has_v2_keys = plan.chunks[0].item, plan.settings.has_v2_keys
+            path = path_of_array(
+                item.byte_getter.path, len(item.spec.shape), has_v2_keys=has_v2_keys
+            )
+            name = ".zarray" if plan.settings.is_v2 else "zarr.json"
+            await remote.read(objects, out, limit, callbacks, f"{path}/{name}".lstrip("/"))
 
     async def _let_zarr_read(
         self, plan: _BatchPlan, chunks: Sequence[ChunkRead], limit: int | None = None
@@ -258,15 +282,6 @@ class PartialReadMixin(LayoutMixin):
 
 def _text_of(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def in_flight(num_chunks: int) -> contextlib.AbstractAsyncContextManager[int]:
-    """Return a context in which so many chunks are requested; see `object_plans.InFlight`."""
-    if not num_chunks:
-        return contextlib.nullcontext(0)
-    from numcodecs_bytes._read.object_plans import InFlight  # only if it is needed
-
-    return InFlight(num_chunks)
 
 
 async def together(*functions: Callable[[], Awaitable[None]]) -> None:

@@ -20,12 +20,8 @@ class LeftToZarr(Exception):  # noqa: N818 # not an error
         return type(self)(*self.args)
 
 
-class NothingToFetch(LeftToZarr):
-    """A chunk is left to zarr, which need not fetch it: it is missing, or in a reference."""
-
-
-class InMemory(NothingToFetch):
-    """A chunk is in the memory of its store."""
+class AlreadyInMemory(LeftToZarr):
+    """zarr need not fetch a chunk: it is in the memory of its store, or in a reference."""
 
 
 class Compressed(LeftToZarr):
@@ -36,7 +32,7 @@ class ZarrFails(LeftToZarr):
     """zarr can't write a chunk either: its shard is damaged, or it is read-only."""
 
 
-class NoReference(NothingToFetch):
+class NoReference(LeftToZarr):
     """A chunk is missing: nothing refers to it."""
 
 

@@ -1,6 +1,6 @@
 """Runs of an object -> the byte ranges to request, and back. Works on numbers only: no I/O."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +40,7 @@ def sorted_runs(starts: Indices, lengths: Indices) -> Runs:
 
 
 def num_bytes_over_gaps(runs: Runs, max_gap: int) -> int:
-    """Return how many bytes are fetched if runs with gaps of up to `gap` bytes share a range."""
+    """Return how many bytes are fetched if runs share ranges over gaps of up to `max_gap`."""
     ends = _ends(runs)
     gaps = runs.starts[1:] - ends[:-1]
     return int(ends[-1] - runs.starts[0] - gaps[gaps > max_gap].sum())
@@ -51,11 +51,11 @@ def _ends(runs: Runs) -> Indices:
     return np.maximum.accumulate(runs.starts + runs.lengths)
 
 
-def coalesce(runs: Runs, *, max_gap: int, longest: int, may_split: bool) -> Iterator[ByteRange]:
+def coalesce(runs: Runs, *, max_gap: int, max_range_bytes: int) -> Iterator[ByteRange]:
     """Yield the ranges that fetch runs.
 
-    Runs with gaps of up to `gap` bytes share a range, if that has up to `longest` bytes. A run that
-    is longer is cut into parts if it may be split. Runs may overlap.
+    Runs with gaps of up to `max_gap` bytes share a range, if that has up to `max_range_bytes`; a
+    run that is longer has a range of its own. Runs may overlap.
     """
     num, starts = len(runs.starts), runs.starts
     ends = _ends(runs)
@@ -63,23 +63,27 @@ def coalesce(runs: Runs, *, max_gap: int, longest: int, may_split: bool) -> Iter
     first = 0
     for end in [*after_gaps.tolist(), num]:
         while first < end:
-            most = max(starts[first] + longest, ends[first])
-            stop = first + int(np.searchsorted(ends[first:end], most, "right"))
-            whole = ByteRange(int(starts[first]), int(ends[stop - 1]), runs.between(first, stop))
-            num_bytes = whole.end - whole.start
-            step = -(-num_bytes // num_subranges(num_bytes, longest)) if may_split else num_bytes
-            for start in range(whole.start, whole.end, step):
-                yield ByteRange(start, min(start + step, whole.end), whole.runs)
+            max_end = max(starts[first] + max_range_bytes, ends[first])
+            stop = first + int(np.searchsorted(ends[first:end], max_end, "right"))
+            yield ByteRange(int(starts[first]), int(ends[stop - 1]), runs.between(first, stop))
             first = stop
 
 
-def num_subranges(num_bytes: int, longest: int) -> int:
-    """Return how many pieces of about `longest` bytes a range is cut into."""
-    return max(1, round(num_bytes / longest))
+def subranges(ranges: Iterable[ByteRange], max_range_bytes: int) -> Iterator[ByteRange]:
+    """Cut ranges into subranges of about `max_range_bytes`, each with the runs of its range."""
+    for start, end, runs in ranges:
+        step = -(-(end - start) // num_subranges(end - start, max_range_bytes))
+        for begin in range(start, end, step):
+            yield ByteRange(begin, min(begin + step, end), runs)
+
+
+def num_subranges(num_bytes: int, max_range_bytes: int) -> int:
+    """Return how many subranges of about `max_range_bytes` a range is cut into."""
+    return max(1, round(num_bytes / max_range_bytes))
 
 
 def copy_runs(raw: UInt8Array, requested: ByteRange, memory: UInt8Array) -> None:
-    """Copy the runs in a range, as far as it reaches, to their places in memory."""
+    """Copy the runs in a range, as far as it reaches, to their offsets in memory."""
     starts, lengths, offsets = requested.runs
     length = int(lengths[0])
     is_complete = requested.start <= starts[0] and (starts + lengths).max() <= requested.end

@@ -9,10 +9,10 @@ from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.out_selections import OutSelection, out_selection_of, size_of
 from numcodecs_bytes._plan.outcome import (
     PENDING,
+    AlreadyInMemory,
     FetchCounts,
     LeftToZarr,
     NoReference,
-    NothingToFetch,
     Outcome,
     leave,
 )
@@ -78,7 +78,7 @@ class ChunkRead:
         fetched = FetchCounts(
             num_requests + 1, num_bytes + (self.layout.num_bytes if exists else 0)
         )
-        if issubclass(self.outcome.kind, NothingToFetch):
+        if issubclass(self.outcome.kind, AlreadyInMemory | NoReference):
             fetched = FetchCounts(num_bytes_by_zarr=0)  # nor does zarr alone fetch anything
         self.outcome = self.outcome._replace(status=status, is_by_zarr=True, fetched=fetched)
 

@@ -11,13 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from numcodecs_bytes._plan import constants
-
-# If files are slow, gaps are read over that take less time than another request: what is read at
-# BYTES_PER_SECOND meanwhile, up to MAX_GAP_BYTES. The requests that are prefetched share it.
-# One after the other, 1 ms each, parts of 64 MiB took 0.8 to 1.0 of zarr's time.
-BYTES_PER_SECOND = 2e9
-MAX_GAP_BYTES = 1 << 21
-NUM_PREFETCHED = 16
+from numcodecs_bytes._plan.gap_policy import GapPolicy
 
 # A chunk of MIN_RUNS_TO_PROBE and more runs is probed before they are read: that takes 4 us. If two
 # probes take longer than CACHED_READ_SECONDS, the file is slow, and the system is asked to prefetch
@@ -43,14 +37,6 @@ class SpeedVerdict(NamedTuple):
     max_gap: int | None  # the largest gap to read, in bytes; None for the default
     is_slow: bool = False  # else they seem to be in memory
     prefetching_helps: bool = False
-
-
-def gap_worth_reading(seconds: float, *, prefetching_helps: bool) -> int:
-    """Return the gap that takes as long to read as another request waits, in bytes."""
-    num = NUM_PREFETCHED if prefetching_helps else 1
-    max_gap = int(min(seconds * BYTES_PER_SECOND, MAX_GAP_BYTES) / num)
-    # Rounded down to a power of two, so that few plans are cached.
-    return max(1 << max_gap.bit_length() >> 1, constants.GAP_BYTES)
 
 
 def seconds_waited(probes: Sequence[float], limit: float, last_slow_seconds: float = 0.0) -> float:
@@ -121,12 +107,12 @@ class FileSpeed:
         """Return how many bytes are worth reading instead of a request that takes so long."""
         if self._max_gap is not None:
             return self._max_gap
-        return gap_worth_reading(seconds, prefetching_helps=False)
+        return GapPolicy.for_slow_file(seconds, prefetching_helps=False).max_gap
 
     def gap_to_prefetch(self, seconds: float) -> int | None:
         """Return the largest gap to prefetch in a file of which a read took so long."""
         if self._max_gap is None and not self.verdict.is_slow:
-            return gap_worth_reading(seconds, prefetching_helps=True)
+            return GapPolicy.for_slow_file(seconds, prefetching_helps=True).max_gap
         return self.verdict.max_gap
 
     def cached_read_limit(self, *, has_helpers: bool) -> float:
@@ -144,7 +130,7 @@ class FileSpeed:
         """Judge files to be slow: a read waits for so long."""
         max_gap = self._max_gap
         if max_gap is None:
-            max_gap = gap_worth_reading(seconds, prefetching_helps=prefetching_helps)
+            max_gap = GapPolicy.for_slow_file(seconds, prefetching_helps=prefetching_helps).max_gap
         self.verdict = SpeedVerdict(max_gap, is_slow=True, prefetching_helps=prefetching_helps)
         self.last_slow_seconds, self._num_until_probe = seconds, PROBE_EVERY_SLOW
 

@@ -1,9 +1,10 @@
 """Reads selections of chunks, and of shards, that are requested from stores.
 
-An object is a chunk, a shard, or a file that references point into. Its runs are coalesced into
-ranges, requested at once, and must be of one version. If its ranges can't be requested, or are not
-answered properly, zarr reads its chunks in its turn. Those of other objects are requested all the
-same, unless it was an answer that was wrong.
+An object is a chunk, a shard, or a file that references point into. `stores` locates it,
+`object_plans` plans what to read of it, and `_ObjectReader._read` fetches and scatters that; the
+index of a shard is a thing fetched that leads to a second plan. All ranges must be of one version.
+If they can't be requested, or are not answered properly, zarr reads the chunks of the object in
+its turn. Those of other objects are requested all the same, unless it was an answer that was wrong.
 """
 
 import asyncio
@@ -17,23 +18,24 @@ from typing import NamedTuple
 import numpy as np
 from zarr.core.common import concurrent_map
 
-from numcodecs_bytes._plan.out_selections import out_selection_within
-from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr, Outcome, leave
-from numcodecs_bytes._plan.plan import PlacedRuns, RunPlan
+from numcodecs_bytes._core.dtypes import Array, UInt8Array
+from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._plan.out_selections import OutSelection, out_selection_within
+from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr, Outcome, ZarrFails, leave
+from numcodecs_bytes._plan.plan import PlacedRuns
 from numcodecs_bytes._plan.shards import AnyShardPlan, ShardLayout
-from numcodecs_bytes._read.chunk_read import ChunkRead, ReadSettings
+from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.object_plans import ObjectRead
 from numcodecs_bytes._read.output import Output, direct_target, scatter
 from numcodecs_bytes._read.remote_object import RemoteObject
 from numcodecs_bytes._runtime import own_bugs, traces
+from numcodecs_bytes._sources.answers import Answer
 from numcodecs_bytes._sources.shard_index import index_of
-from numcodecs_bytes._sources.store_states import Changed, Missing, RequestError, Unexpected
 from numcodecs_bytes._sources.stores import ObjectExtent, locator_for
-from numcodecs_bytes._zarr_api.names import path_of_array
 from numcodecs_bytes._zarr_api.versions import HAS_RESULTS
 
 
-class Fallback(NamedTuple):
+class ZarrCallbacks(NamedTuple):
     """What reads chunks that can't be read here."""
 
     # Lets zarr read chunks; raises its errors.
@@ -43,18 +45,18 @@ class Fallback(NamedTuple):
 
 
 async def read(
-    settings: ReadSettings,
     reads: Sequence[ObjectRead],
     out: Output,
     limit: int | None,
-    fallback: Fallback,
+    zarr_callbacks: ZarrCallbacks,
+    metadata_path: str,
 ) -> None:
-    """Read objects, at most `limit` at a time, and note what became of their chunks.
+    """Read objects, at most `limit` at a time, and record what became of their chunks.
 
-    After an error, no other object is requested; it is raised when all requests in flight have
-    ended.
+    `metadata_path` is where the metadata of the array are in its store. After an error, no other
+    object is requested; it is raised when all requests in flight have ended.
     """
-    reader = _ObjectReader(settings, out, fallback)
+    reader = _ObjectReader(out, zarr_callbacks, metadata_path)
     await concurrent_map([(each,) for each in reads], reader.read, limit)
     error, reader.error = reader.error, None
     if error is not None:
@@ -68,149 +70,138 @@ async def read(
 class _ObjectReader:
     """Reads objects that hold chunks of a batch; see `read`."""
 
-    settings: ReadSettings
     out: Output
-    fallback: Fallback
+    zarr_callbacks: ZarrCallbacks
+    metadata_path: str
     metadata_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     error: Exception | None = None  # the first one, after which nothing is read
-    wrong_answer: str = ""  # what was wrong with the first one, after which nothing is requested
+    why_wrong: str = ""  # of the first wrong answer, after which nothing is requested
 
-    async def read(self, object_plan: ObjectRead) -> None:
+    async def read(self, planned: ObjectRead) -> None:
         """Read an object, or let zarr read its chunks."""
-        state = object_plan.target.state
-        num_failures = state.num_failures
+        num_failures = planned.target.state.num_failures
         try:
-            failure = None if self.error else await self._try(object_plan)
+            failure = None if self.error else await self._read_or_leave(planned)
             if failure is not None and not self.error:
-                await self.fallback.read(object_plan.chunks)
-                await self._note_failure(object_plan, failure, num_failures)
+                await self.zarr_callbacks.read(planned.chunks)
+                await _record_failure(planned, failure, num_failures)
         except Exception as error:  # noqa: BLE001 # raised when all have ended
             self.error = self.error or error
 
-    async def _try(self, object_plan: ObjectRead) -> LeftToZarr | None:
-        """Read an object, or leave its chunks to zarr; return how the store has failed, if so."""
-        with own_bugs.catch(partial(self.fallback.note_own_bug, object_plan.chunks)):
+    async def _read_or_leave(self, planned: ObjectRead) -> Answer | None:
+        """Read an object, or leave its chunks to zarr; return an answer that may be a strike."""
+        with own_bugs.catch(partial(self.zarr_callbacks.note_own_bug, planned.chunks)):
             try:
-                if self.wrong_answer:
-                    raise Unexpected(self.wrong_answer)
-                object_plan.target.state.check()
-                await self._read_or_fill(object_plan)
+                return await self._settle(planned)
             except LeftToZarr as why:
-                return self._leave(object_plan, why)
+                _leave(planned, why)
         return None
 
-    def _leave(self, object_plan: ObjectRead, why: LeftToZarr) -> LeftToZarr | None:
-        """Leave the chunks of an object to zarr; return how the store has failed, if so."""
-        target, chunks = object_plan.target, object_plan.chunks
-        is_first_wrong = isinstance(why, Unexpected) and not self.wrong_answer
-        if is_first_wrong:
-            self.wrong_answer = str(why)
-        leave(chunks, Unexpected(self.wrong_answer) if isinstance(why, Unexpected) else why)
-        fetched = FetchCounts(target.num_requests, target.num_received)
-        chunks[0].outcome = chunks[0].outcome._replace(fetched=fetched)
-        if is_first_wrong or isinstance(why, RequestError):
-            return why.without_frames()
-        return None
+    async def _settle(self, planned: ObjectRead) -> Answer | None:
+        """Request an object, and do what follows from the answer: `Answer` has a table of that.
 
-    async def _note_failure(
-        self, object_plan: ObjectRead, failure: LeftToZarr, num_failures: int
-    ) -> None:
-        """Note a strike if the store has failed in a way of its own: zarr has read the chunks.
-
-        A chunk that is missing for zarr, too, is no failure.
+        Raises `LeftToZarr` if it need not be requested, or can't be read, whatever the answer.
         """
-        state, chunk = object_plan.target.state, object_plan.chunks[0]
-        if isinstance(failure, RequestError) and not state.note_failure(num_failures):
-            return
-        if not (isinstance(failure, Missing) and await _is_missing(chunk)):
-            state.strike(chunk.getter.store, failure)
+        if self.why_wrong:
+            raise LeftToZarr(self.why_wrong)
+        planned.target.state.check()
+        answer = await self._read(planned)
+        if answer.kind == "changed":
+            planned.target.reset_version()
+            answer = await self._read(planned)
+        match answer.kind:
+            case "read":
+                return None
+            case "missing" if await self._is_believed(planned):
+                planned.chunks[0].read_as_missing(self.out, _fetched(planned))
+                return None
+            case "failed":
+                _leave(planned, LeftToZarr(answer.why))
+                return answer
+            case "missing" | "changed" | "wrong":
+                is_first, self.why_wrong = not self.why_wrong, self.why_wrong or answer.why
+                _leave(planned, LeftToZarr(self.why_wrong))
+                return answer if is_first else None
 
-    async def _read_or_fill(self, object_plan: ObjectRead) -> None:
-        target = object_plan.target
-        try:
-            try:
-                await self._read(object_plan)
-            except Changed:
-                target.forget()
-                await self._read(object_plan)
-        except Missing:
-            if target.remote.num_bytes is not None or not await self._serves_ranges(object_plan):
-                raise
-            fetched = FetchCounts(target.num_requests, target.num_received)
-            object_plan.chunks[0].read_as_missing(self.out, fetched)
+    async def _read(self, planned: ObjectRead) -> Answer:
+        """Fetch what is planned, and scatter it; return the answer of the store.
 
-    async def _serves_ranges(self, object_plan: ObjectRead) -> bool:
-        """Whether the store serves ranges; if need be, request a byte of the array's metadata."""
-        state, chunk = object_plan.target.state, object_plan.chunks[0]
+        Raises `LeftToZarr` if zarr has to read the object, whatever the store answers.
+        """
+        if planned.shard is None:
+            return await self._fetch_and_scatter(planned, planned.placed)
+        inner = await _plan_by_index(planned, *planned.shard)
+        if isinstance(inner, Answer):
+            return inner
+        answer = await self._fetch_and_scatter(planned, inner.placed, inner.num_bytes_by_zarr)
+        if answer.kind == "read":
+            planned.chunks[0].fill(self.out, inner.missing)
+        return answer
+
+    async def _fetch_and_scatter(
+        self,
+        planned: ObjectRead,
+        placed: Sequence[PlacedRuns],
+        num_bytes_by_zarr: int | None = None,
+    ) -> Answer:
+        """Fetch runs of an object, straight into the output if they are just what it holds there.
+
+        `num_bytes_by_zarr` is how many bytes zarr alone would fetch, if that is not all of it.
+        """
+        array, direct = self.out.array, None
+        if len(placed) == 1:
+            plan, _, out_selection = placed[0]
+            direct = direct_target(array, out_selection, plan, planned.layout)
+        answer = await planned.target.fetch(placed, planned.policy, direct)
+        if answer.kind != "read":
+            return answer
+        if direct is None:
+            _scatter(answer.raw, placed, planned.layout, array)
+        _record_read(planned, num_bytes_by_zarr)
+        return answer
+
+    async def _is_believed(self, planned: ObjectRead) -> bool:
+        """Whether a chunk is missing, as the store says: whether it serves ranges of other objects.
+
+        What references point to can't be missing. If need be, requests a byte of the metadata.
+        """
+        if planned.target.extent.num_bytes is not None:
+            return False
+        state, store = planned.target.state, planned.chunks[0].getter.store
         async with self.metadata_lock:
-            if not (state.has_answered or self.wrong_answer):
-                num_axes, has_v2_keys = len(chunk.item.spec.shape), self.settings.has_v2_keys
-                path = path_of_array(chunk.getter.path, num_axes, has_v2_keys=has_v2_keys)
-                name = ".zarray" if self.settings.is_v2 else "zarr.json"
-                object_plan.target.num_requests += 1
+            if not (state.has_answered or self.why_wrong):
+                planned.target.num_requests += 1
                 with contextlib.suppress(LeftToZarr):  # or it has been given up meanwhile
-                    source = locator_for(chunk.getter.store)(f"{path}/{name}".lstrip("/"))
-                    if isinstance(source, ObjectExtent):
+                    extent = locator_for(store)(self.metadata_path)
+                    if isinstance(extent, ObjectExtent):
                         # Its time tells nothing: a store may keep metadata in memory.
-                        await RemoteObject(source).ask(0, 1, is_timed=False)
+                        await RemoteObject(extent).get_range(0, 1, is_timed=False)
         return state.has_answered
 
-    async def _read(self, object_plan: ObjectRead) -> None:
-        """Read an object; raise `LeftToZarr` if it is left to zarr."""
-        target, num_by_zarr = object_plan.target, None
-        if object_plan.shard is not None:
-            placed, num_by_zarr = await self._place_inner_chunks(object_plan, *object_plan.shard)
-        else:
-            starts = [chunk.remote.start for chunk in object_plan.chunks]
-            out_selections = [chunk.out_selection for chunk in object_plan.chunks]
-            placed = list(map(PlacedRuns, object_plan.plans, starts, out_selections))
-        array = self.out.array
-        memory = None  # in the output, if that holds just what is fetched
-        if len(placed) == 1:
-            memory = direct_target(
-                array, placed[0].out_selection, placed[0].plan, object_plan.layout
-            )
-        raws = await target.fetch(placed, object_plan.budget, memory)
-        if memory is None:
-            for raw, (plan, _, out_selection) in zip(raws, placed, strict=True):
-                scatter(raw, plan, object_plan.layout, array, out_selection)
-        num_requests = target.num_requests
-        shares = _bytes_of_each(target.num_received, object_plan.plans)
-        for chunk, share in zip(object_plan.chunks, shares, strict=True):
-            chunk.outcome = Outcome(
-                "present", fetched=FetchCounts(num_requests, share, num_by_zarr)
-            )
-            num_requests = 0  # the others are requested with the first
 
-    async def _place_inner_chunks(
-        self, object_plan: ObjectRead, shard: ShardLayout, shard_plan: AnyShardPlan
-    ) -> tuple[list[PlacedRuns], int | None]:
-        """Return what to read of a shard, by its index, and how many bytes zarr alone reads.
+def _fetched(planned: ObjectRead) -> FetchCounts:
+    return FetchCounts(planned.target.num_requests, planned.target.num_received)
 
-        Fills what is missing.
-        """
-        (chunk,), target = object_plan.chunks, object_plan.target
-        raw = await target.ask(*_range_of_index(target.remote, shard))
-        try:
-            index = index_of(shard, raw)
-        except LeftToZarr as why:
-            # Perhaps the answer is not the range that was asked for.
-            raise Unexpected(str(why)) from None
-        start, end = target.remote.start, target.length or sys.maxsize
-        num_bytes = min(target.remote.num_bytes or end, end - start)
-        inner = shard_plan.inner_chunks(index, start, num_bytes)
-        chunk.fill(
-            self.out,
-            [
-                out_selection_within(chunk.out_selection, out_selection)
-                for out_selection in inner.missing
-            ],
-        )
-        placed = [
-            p._replace(out_selection=out_selection_within(chunk.out_selection, p.out_selection))
-            for p in inner.present
-        ]
-        return placed, shard.num_bytes_by_zarr(inner) if traces.active else None
+
+def _leave(planned: ObjectRead, why: LeftToZarr) -> None:
+    """Leave the chunks of an object to zarr; what was fetched counts for the first one."""
+    leave(planned.chunks, why)
+    first = planned.chunks[0]
+    first.outcome = first.outcome._replace(fetched=_fetched(planned))
+
+
+async def _record_failure(planned: ObjectRead, answer: Answer, num_failures: int) -> None:
+    """Record an answer, although zarr has read the chunks: a strike, or one failure more.
+
+    `num_failures` is how often it had failed when the object was requested.
+    """
+    state, chunk = planned.target.state, planned.chunks[0]
+    if answer.kind == "failed":
+        is_strike = state.record_failure(num_failures)
+    else:
+        is_strike = not (answer.kind == "missing" and await _is_missing(chunk))
+    if is_strike:
+        state.strike(chunk.getter.store, answer)
 
 
 async def _is_missing(chunk: ChunkRead) -> bool:
@@ -221,21 +212,65 @@ async def _is_missing(chunk: ChunkRead) -> bool:
     return chunk.outcome.status == "missing"
 
 
-def _bytes_of_each(num_bytes: int, plans: Sequence[RunPlan]) -> list[int]:
-    """Return how much of what was fetched together is each chunk's: in proportion to its plan."""
-    if len(plans) < 2:
-        return [num_bytes]
-    planned = np.cumsum([plan.num_bytes for plan in plans])
-    shares: list[int] = np.diff(planned * num_bytes // max(planned[-1], 1), prepend=0).tolist()
-    return shares
+class _InnerChunks(NamedTuple):
+    """What is selected of the inner chunks of a shard, by the selections of the output."""
+
+    placed: list[PlacedRuns]
+    missing: list[OutSelection]
+    num_bytes_by_zarr: int | None  # that zarr alone would fetch, if that is counted
 
 
-def _range_of_index(remote: ObjectExtent, shard: ShardLayout) -> tuple[int, int | None]:
-    """Return the range of the index of a shard in its object; see `requests.Get`.
+async def _plan_by_index(
+    planned: ObjectRead, shard: ShardLayout, shard_plan: AnyShardPlan
+) -> _InnerChunks | Answer:
+    """Fetch the index of a shard, and return what it says is to be fetched, or what is wrong."""
+    target, outer = planned.target, planned.chunks[0].out_selection
+    answer = await target.get_range(*_range_of_index(target.extent, shard))
+    if answer.kind != "read":
+        return answer
+    try:
+        index = index_of(shard, answer.raw)
+    except ZarrFails as why:  # perhaps the answer is not the range that was asked for
+        return Answer("wrong", str(why))
+    start, end = target.extent.start, target.length or sys.maxsize
+    num_bytes = min(target.extent.num_bytes or end, end - start)
+    inner = shard_plan.inner_chunks(index, start, num_bytes)
+    placed = [
+        each._replace(out_selection=out_selection_within(outer, each.out_selection))
+        for each in inner.present
+    ]
+    missing = [out_selection_within(outer, out_selection) for out_selection in inner.missing]
+    return _InnerChunks(placed, missing, shard.num_bytes_by_zarr(inner) if traces.active else None)
+
+
+def _range_of_index(extent: ObjectExtent, shard: ShardLayout) -> tuple[int, int | None]:
+    """Return the range of the index of a shard in its object; see `byte_ranges.Get`.
 
     Raises `LeftToZarr` if the shard is too short for its index.
     """
-    if remote.num_bytes is None:  # the length of the object is not known yet
+    if extent.num_bytes is None:  # the length of the object is not known yet
         return (0, shard.index_bytes) if shard.is_index_first else (-shard.index_bytes, None)
-    start = remote.start + shard.index_start(remote.num_bytes)
+    start = extent.start + shard.index_start(extent.num_bytes)
     return start, start + shard.index_bytes
+
+
+def _scatter(raw: UInt8Array, placed: Sequence[PlacedRuns], layout: Layout, array: Array) -> None:
+    """Copy runs, which `raw` holds end to end, to the output."""
+    begin = 0
+    for plan, _, out_selection in placed:
+        end = begin + plan.num_bytes
+        scatter(raw[begin:end], plan, layout, array, out_selection)
+        begin = end
+
+
+def _record_read(planned: ObjectRead, num_bytes_by_zarr: int | None) -> None:
+    """Record that chunks are read; what was fetched together is each one's as it was planned."""
+    num_requests, num_bytes = _fetched(planned)[:2]
+    shares = [num_bytes]
+    if len(planned.plans) > 1:
+        ends = np.cumsum([plan.num_bytes for plan in planned.plans])
+        shares = np.diff(ends * num_bytes // max(ends[-1], 1), prepend=0).tolist()
+    for chunk, share in zip(planned.chunks, shares, strict=True):
+        fetched = FetchCounts(num_requests, share, num_bytes_by_zarr)
+        chunk.outcome = Outcome("present", fetched=fetched)
+        num_requests = 0  # the others are requested with the first

@@ -1,1 +1,1 @@
-"""Where a chunk is, and how it is asked for: stores, archives, manifests, files, requests."""
+"""Where a chunk is, and how it is asked for: stores, archives, references, files, byte ranges."""

@@ -15,10 +15,10 @@ from zarr.core.buffer import cpu
 
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._sources.store_states import Unexpected
+from numcodecs_bytes._sources.answers import Answer, UnexpectedAnswer
 
-# Takes the length of an object and its version, as far as an answer tells them, and raises if they
-# are not as expected, if possible before the bytes arrive.
+# Takes the length of an object and its version, as far as an answer tells them, and raises
+# `UnexpectedAnswer` if they are not as expected, if possible before the bytes arrive.
 Check = Callable[[int | None, object], None]
 # Takes the first byte and the end (exclusive) of a range, or minus the length of a suffix and None;
 # and a `Check`. Returns the bytes, or None if the object is missing.
@@ -110,12 +110,13 @@ async def from_http(
 
     raw = await from_file_system(request, missing, start, end, check, raise_for_status=see)
     if not seen:  # a client with a cache, for example
-        raise Unexpected("its client does not show the headers of responses; aiohttp 3.9 does")
+        why = "its client does not show the headers of responses; aiohttp 3.9 does"
+        raise UnexpectedAnswer(Answer("wrong", why))
     return raw
 
 
 def _check_head(status: int, headers: Any, start: int, end: int | None, check: Check) -> None:
-    """Raise `Unexpected` unless a response is the range that was asked for."""
+    """Raise `UnexpectedAnswer` unless a response is the range that was asked for."""
     text = ", ".join(headers.getall("Content-Range", ()))
     asked = f"the last {-start} bytes" if end is None else f"bytes {start} to {end}"
     content = parse_content_range(text)
@@ -125,14 +126,18 @@ def _check_head(status: int, headers: Any, start: int, end: int | None, check: C
         start, end = max(num_bytes + start, 0), num_bytes
     is_right = status == 206 and content is not None and content[:2] == (start, end)
     if not is_right or "Content-Encoding" in headers:
-        raise Unexpected(
-            f"it answers a range with status {status} and {text or 'no Content-Range'} instead of "
-            f"{asked}"
-        )
+        answered = f"status {status} and {text or 'no Content-Range'}"
+        why = f"it answers a range with {answered} instead of {asked}"
+        raise UnexpectedAnswer(Answer("wrong", why))
     check(num_bytes, strong(headers.get("ETag")))
 
 
-def text_of(error: Exception) -> str:
+def answer_of(error: Exception) -> Answer:
+    """Return what the error of a request says: that the store refuses ranges, or no answer."""
+    return Answer("wrong" if _is_refusal(error) else "failed", _text_of(error))
+
+
+def _text_of(error: Exception) -> str:
     """Return the first line of an error, without what only one request has, such as its URL."""
     line = traceback.format_exception_only(error)[0].partition("\n")[0]  # `str` may fail
     kind, colon, text = line.partition(": ")
@@ -141,7 +146,7 @@ def text_of(error: Exception) -> str:
     return f"{kind}{colon}{re.sub(_WITH_SLASH, '...', text)}"[:200]
 
 
-def is_refusal(error: Exception) -> bool:
+def _is_refusal(error: Exception) -> bool:
     """Whether an error says that a store does not serve a range, not that a request failed."""
     if type(error).__module__.startswith("obstore."):  # whose own errors tell nothing but a text
         return _REFUSED_BY_OBSTORE.search(str(error)) is not None

@@ -6,7 +6,7 @@ have a class for each protocol. What a subclass or a wrapper does with a byte ra
 so all other stores are left to zarr.
 
 To add a store, add the path of its class to `_SOURCES`, with `_of_any` or a function that takes the
-store and returns a function from paths to sources; add a file system of fsspec to `_FILE_SYSTEMS`.
+store and returns a `ChunkLocator`; add a file system of fsspec to `_FILE_SYSTEMS`.
 """
 
 import os
@@ -20,11 +20,10 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Stor
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.dtypes import UInt8Array
-from numcodecs_bytes._plan.outcome import InMemory, LeftToZarr, NoReference, NothingToFetch, NotOpen
+from numcodecs_bytes._plan.outcome import AlreadyInMemory, LeftToZarr, NoReference, NotOpen
 from numcodecs_bytes._sources.archives import find_member, open_archive
 from numcodecs_bytes._sources.byte_ranges import (
     NOT_FOUND,
-    Errors,
     Get,
     from_file_system,
     from_http,
@@ -32,8 +31,9 @@ from numcodecs_bytes._sources.byte_ranges import (
     from_store,
 )
 from numcodecs_bytes._sources.files import FileExtent, opener_of, path_of_file
-from numcodecs_bytes._sources.manifests import folder_of, is_file_name, requests_of
+from numcodecs_bytes._sources.obstore_local import folder_of, is_file_name
 from numcodecs_bytes._sources.store_states import state_of
+from numcodecs_bytes._sources.virtualizarr import requests_of
 from numcodecs_bytes._zarr_api.names import name_of_class, name_of_type
 from numcodecs_bytes._zarr_api.options import classes_not_installed, stores_with_ranges
 from numcodecs_bytes._zarr_api.private_names import is_open
@@ -58,14 +58,11 @@ class ObjectExtent(NamedTuple):
 
 
 Source = FileExtent | ObjectExtent
-ChunkLocator = Callable[
-    [str], Source
-]  # takes the path of a chunk in its store; may raise `LeftToZarr`
-# Takes also the offset and the length of a chunk in its object, in bytes; None if it is all of it.
-PartLocator = Callable[[str, int, int | None], Source]
+# Takes the path of a chunk in its store, or of a file or an object; may raise `LeftToZarr`.
+ChunkLocator = Callable[[str], Source]
 
 
-def locate_chunk(byte_getter: Any) -> Source:
+def find_extent(byte_getter: Any) -> Source:
     """Return where a chunk is; raise `LeftToZarr` if that is not known."""
     return locator_for(store_of(byte_getter))(byte_getter.path)
 
@@ -100,7 +97,7 @@ def locator_for(store: object) -> ChunkLocator:
     if _is_named(store):
         return _of_any(store)
     if isinstance(store, MemoryStore):
-        raise InMemory("it is in memory")
+        raise AlreadyInMemory("it is in memory")
     raise LeftToZarr(_why_unknown(store))
 
 
@@ -109,7 +106,7 @@ def states_lengths(store: object) -> bool:
     if name_of_class(store) not in _SOURCES and value_or_error(_is_named, store) is not True:
         return False  # it may encrypt them
     found = value_or_error(locator_for, store)
-    return callable(found) or isinstance(found, NothingToFetch | NotOpen)
+    return callable(found) or isinstance(found, AlreadyInMemory | NotOpen)
 
 
 def only_states_lengths(store: object) -> bool:
@@ -148,7 +145,7 @@ def _why_unknown(instance: object) -> str:
 
 
 def _of_memory_store(_store: MemoryStore) -> ChunkLocator:
-    raise InMemory("it is in memory")
+    raise AlreadyInMemory("it is in memory")
 
 
 def _of_local_store(store: LocalStore) -> ChunkLocator:
@@ -176,47 +173,49 @@ def _of_any(store: Any) -> ChunkLocator:
 def _of_manifest_store(store: Any) -> ChunkLocator:
     """Return a function that says where VirtualiZarr's chunks are: what its manifests refer to."""
     request_of = requests_of(store)
-    sources: dict[int, PartLocator] = {}  # by the `id` of an object store, which is kept with them
+    locators: dict[int, ChunkLocator] = {}  # by the `id` of an object store, which they keep
 
     def find(path: str) -> Source:
         request = request_of(path)
         objects, num_bytes = request.objects, request.end - request.start
         if type(objects).__module__ != "obstore.store":
             return ObjectExtent(partial(from_store, store, path), store, num_bytes=num_bytes)
-        if id(objects) not in sources:
-            sources[id(objects)] = _in_objects(store, objects)
-        return sources[id(objects)](request.path, request.start, num_bytes)
+        if id(objects) not in locators:
+            locators[id(objects)] = _in_objects(store, objects)
+        key = id(objects), request.path
+        return _part_of(locators[id(objects)](request.path), request.start, num_bytes, key)
 
     return find
 
 
 def _of_object_store(store: ObjectStore[Any]) -> ChunkLocator:
-    return _whole_files(_in_objects(store, store.store))
+    return _in_objects(store, store.store)
 
 
-def _in_objects(store: object, objects: object) -> PartLocator:
-    """Return a function that says where the objects of an object store, or parts of them, are."""
+def _in_objects(store: object, objects: object) -> ChunkLocator:
+    """Return a function that says where the objects of an object store are."""
     name = name_of_class(objects)
     if name == "obstore.store.MemoryStore":
-        raise InMemory("it is in memory")
+        raise AlreadyInMemory("it is in memory")
     folder = folder_of(objects) if name == "obstore.store.LocalStore" else None
 
-    def find(path: str, start: int, num_bytes: int | None) -> Source:
+    def find(path: str) -> Source:
         if folder is not None and is_file_name(path):
-            return _in_file(f"{folder}/{path}", (FileNotFoundError,), start, num_bytes)
-        key = None if num_bytes is None else (id(objects), path)
+            return FileExtent(opener_of(f"{folder}/{path}"), (FileNotFoundError,))
         get = partial(from_objects, objects, path)
-        remote = ObjectExtent(get, store, tells_versions=True, client_repeats=True)
-        return remote._replace(start=start, num_bytes=num_bytes, key=key)
+        return ObjectExtent(get, store, tells_versions=True, client_repeats=True)
 
     return find
 
 
-def _in_file(path: str, missing: Errors, start: int, num_bytes: int | None) -> FileExtent:
-    """Return the source of a chunk that is a local file, or `num_bytes` of one."""
-    if num_bytes is None:
-        return FileExtent(opener_of(path), missing)
-    return FileExtent(opener_of(path), (), path, start, num_bytes)
+def _part_of(whole: Source, start: int, num_bytes: int, key: Hashable) -> Source:
+    """Return where a part of a file or an object is, given where that is, and what identifies it.
+
+    It can't be missing: then, what refers to it is broken.
+    """
+    if isinstance(whole, FileExtent):
+        return FileExtent(whole.open, (), key, start, num_bytes)
+    return whole._replace(start=start, num_bytes=num_bytes, key=key)
 
 
 def _of_fsspec_store(store: FsspecStore) -> ChunkLocator:
@@ -225,19 +224,15 @@ def _of_fsspec_store(store: FsspecStore) -> ChunkLocator:
     if name == "fsspec.implementations.reference.ReferenceFileSystem":
         find = _behind_references(store, file_system)
     else:
-        find = _whole_files(_in_file_system(store, file_system))
+        find = _in_file_system(store, file_system)
     return lambda path: find((f"{root}/{path}" if root else path).rstrip("/"))
-
-
-def _whole_files(find: PartLocator) -> ChunkLocator:
-    return lambda path: find(path, 0, None)
 
 
 def _behind_references(store: FsspecStore, file_system: Any) -> ChunkLocator:
     """Return a function that says where references point: to a part of a file, or to a file."""
     from fsspec.core import split_protocol  # optional, but installed with references
 
-    sources: dict[int, PartLocator] = {}  # by the `id` of a file system, which is kept with them
+    locators: dict[int, ChunkLocator] = {}  # by the `id` of a file system, which they keep
 
     def find(path: str) -> Source:
         reference = _reference_to(path, file_system)
@@ -251,16 +246,18 @@ def _behind_references(store: FsspecStore, file_system: Any) -> ChunkLocator:
             raise LeftToZarr("its reference is of an unknown form") from error
         if offset < 0 or num_bytes < 0:  # but some bytes of the chunk may be there
             raise LeftToZarr("its reference has a negative offset or length")
-        if id(leaf) not in sources:
-            sources[id(leaf)] = _in_file_system(store, leaf)
-        source = sources[id(leaf)](url, offset, num_bytes if is_part else None)
-        if is_part or isinstance(source, FileExtent):
-            return source
-        if not source.tells_versions:  # nor the length: a header would be read as elements
+        if id(leaf) not in locators:
+            locators[id(leaf)] = _in_file_system(store, leaf)
+        whole = locators[id(leaf)](url)
+        if is_part:
+            return _part_of(whole, offset, num_bytes, (id(leaf), url))
+        if isinstance(whole, FileExtent):
+            return whole
+        if not whole.tells_versions:  # nor the length: a header would be read as elements
             raise LeftToZarr(
                 "its reference has no offset and length; with both, it is read in part"
             )
-        return source._replace(must_tell_length=True)
+        return whole._replace(must_tell_length=True)
 
     return find
 
@@ -274,12 +271,12 @@ def _reference_to(path: str, file_system: Any) -> Any:
     if reference is None:
         raise NoReference("there is no reference to it")
     if isinstance(reference, (str, bytes)):  # faster than `str | bytes`
-        raise NothingToFetch("it is inlined in its reference")
+        raise AlreadyInMemory("it is inlined in its reference")
     return reference
 
 
-def _in_file_system(store: FsspecStore, file_system: Any) -> PartLocator:
-    """Return a function that says where the files of a file system, or parts of them, are.
+def _in_file_system(store: FsspecStore, file_system: Any) -> ChunkLocator:
+    """Return a function that says where the files of a file system are.
 
     Raises `LeftToZarr` if all of them are left to zarr.
     """
@@ -289,7 +286,7 @@ def _in_file_system(store: FsspecStore, file_system: Any) -> PartLocator:
         inner = file_system.sync_fs
     if name_of_class(inner) == "fsspec.implementations.local.LocalFileSystem":
         strip = inner._strip_protocol
-        return lambda path, start, num_bytes: _in_file(strip(path), missing, start, num_bytes)
+        return lambda path: FileExtent(opener_of(strip(path)), missing)
     get = _FILE_SYSTEMS.get(name)
     # obstore has a class of file systems for each protocol.
     if get is None and (name.startswith("obstore.fsspec.FsspecStore") or _is_named(inner)):
@@ -297,13 +294,11 @@ def _in_file_system(store: FsspecStore, file_system: Any) -> PartLocator:
     if get is None:
         raise LeftToZarr(_why_unknown(inner))
 
-    def find(path: str, start: int, num_bytes: int | None) -> Source:
-        key = None if num_bytes is None else (id(file_system), path)
-        request = partial(file_system._cat_file, path)
-        get_range = partial(get, request, missing)
-        is_web = get is from_http  # the others are clients of object stores
-        remote = ObjectExtent(get_range, store, tells_versions=is_web, client_repeats=not is_web)
-        return remote._replace(start=start, num_bytes=num_bytes, key=key)
+    is_web = get is from_http  # the others are clients of object stores
+
+    def find(path: str) -> Source:
+        get_range = partial(get, partial(file_system._cat_file, path), missing)
+        return ObjectExtent(get_range, store, tells_versions=is_web, client_repeats=not is_web)
 
     return find
 

@@ -25,9 +25,9 @@ SHAPE, CHUNK = (160, 120), (64, 48)
 SMALL = {
     "LATENCY_BYTES": 400,
     "MIN_SUBRANGE_BYTES": 1500,
-    "MAX_SIBLING_GAP": 16,
+    "MAX_SIBLING_GAP_BYTES": 16,
     "MIN_SAVED_BYTES": 0,
-    "PATIENCE_SECONDS": 60,  # however busy the machine is; less of it: test_named_stores.py
+    "MAX_SECONDS_TO_REPEAT": 60,  # however busy the machine is; less of it: test_named_stores.py
 }
 
 

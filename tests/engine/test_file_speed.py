@@ -3,11 +3,11 @@
 import pytest
 
 from numcodecs_bytes._plan import constants
+from numcodecs_bytes._plan.gap_policy import GapPolicy
 from numcodecs_bytes._read import file_speed
 from numcodecs_bytes._read.file_speed import (
     FileSpeed,
     WaitTotal,
-    gap_worth_reading,
     helps_prefetching,
     seconds_waited,
 )
@@ -58,7 +58,8 @@ def test_prefetching_helps_if_one_read_takes_no_time(prefetched, expected):
 )
 def test_the_gap_takes_as_long_as_another_request(seconds, prefetching_helps, expected):
     """At 2 GB/s; requests that are answered together share it."""
-    assert gap_worth_reading(seconds, prefetching_helps=prefetching_helps) == expected
+    policy = GapPolicy.for_slow_file(seconds, prefetching_helps=prefetching_helps)
+    assert policy.max_gap == expected
 
 
 def num_until_probe(speed, num_runs=1):

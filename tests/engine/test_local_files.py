@@ -459,7 +459,7 @@ class TestSlowShards:
     @pytest.mark.parametrize("is_short", [False, True])
     def test_all_of_a_short_shard(self, tmp_path, events, set_constants, by_reader, is_short):
         """With its index: zarr alone reads it whole, which takes one request."""
-        set_constants(MAX_GAP_BYTES=1 << (23 if is_short else 20), BYTES_PER_SECOND=1e15)
+        set_constants(MAX_SLOW_GAP_BYTES=1 << (23 if is_short else 20), BYTES_PER_SECOND=1e15)
         selection = (slice(None), 7)
         index, size = self.read(tmp_path, events, set_constants, by_reader, selection)
         before = events[: events.index(index)]
@@ -467,7 +467,7 @@ class TestSlowShards:
 
     def test_the_largest_gap_that_a_user_sets(self, tmp_path, events, set_constants):
         """Nothing that is not selected is prefetched."""
-        set_constants(MAX_GAP_BYTES=1 << 23, BYTES_PER_SECOND=1e15)
+        set_constants(MAX_SLOW_GAP_BYTES=1 << 23, BYTES_PER_SECOND=1e15)
         with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
             selection = (slice(None), 7)
             index, _ = self.read(tmp_path, events, set_constants, None, selection)

@@ -228,7 +228,7 @@ class TestRequestsThatFail:
 
     def test_after_a_while(self, array, set_constants):
         """It is not requested again: its client has done that."""
-        set_constants(PATIENCE_SECONDS=0.02)
+        set_constants(MAX_SECONDS_TO_REPEAT=0.02)
         array.store.before = lambda _key, asked: asyncio.sleep(0.04 if asked else 0)
         array.store.answer = lambda _num, asked, buffer: fail(ERRORS[1]) if asked else buffer
         assert array[1].tolist() == DATA[1].tolist()
@@ -317,7 +317,7 @@ class TestLostConnections:
 
     @pytest.fixture
     def lost(self, tmp_path, set_constants):
-        set_constants(PATIENCE_SECONDS=0.02)
+        set_constants(MAX_SECONDS_TO_REPEAT=0.02)
         zarr.create_array(tmp_path, data=FLAT, chunks=(1 << 20,), compressors=None)
         array = zarr.open_array(Answering(tmp_path), mode="r")
         array.store.seconds, array.store.is_lost = 0.04, lambda _range: True

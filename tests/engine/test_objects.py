@@ -17,7 +17,7 @@ import zarr.storage
 from helpers import ZARR_ALONE, create, random_selections, ranges_from, select
 
 import numcodecs_bytes
-from numcodecs_bytes._sources.manifests import folder_of, is_file_name
+from numcodecs_bytes._sources.obstore_local import folder_of, is_file_name
 
 obstore = pytest.importorskip("obstore", reason="the extra stores is not installed")
 obstore_store = pytest.importorskip("obstore.store", reason="the extra stores is not installed")

@@ -29,7 +29,7 @@ from test_local_files import outcome
 from zarr.codecs import ShardingCodec
 
 import numcodecs_bytes
-from numcodecs_bytes._read import budget
+from numcodecs_bytes._plan import gap_policy
 
 http = importlib.import_module("fsspec.implementations.http")
 MB = 1 << 20
@@ -149,7 +149,7 @@ class TestRequests:
     )
     def test_strips_of_many_chunks(self, opened, set_constants, selection):
         """Each has one request at a time: parts took 1.3 to 2.1 of zarr's time, 30 ms away."""
-        set_constants(MIN_SUBRANGE_BYTES=50_000, LONGEST_RANGE_BYTES=150_000, MIN_SAVED_BYTES=0)
+        set_constants(MIN_SUBRANGE_BYTES=50_000, MAX_RANGE_BYTES=150_000, MIN_SAVED_BYTES=0)
         chunks = opened("chunks")
         for _ in range(2):
             chunks.forget()
@@ -203,7 +203,7 @@ class TestRequests:
         with zarr.config.set({"async.concurrency": concurrency}):
             assert np.array_equal(chunks.array[:, ::200_000], WIDE[:, ::200_000])
             assert np.array_equal(chunks.array[:, 5:90], WIDE[:, 5:90])
-        assert chunks.num_at_once <= (concurrency or budget.UNLIMITED)
+        assert chunks.num_at_once <= (concurrency or gap_policy.UNLIMITED)
 
     def test_chunks_that_are_missing(self, opened):
         """Of 1,000, all missing, no more than two requests more than with zarr alone."""
@@ -698,7 +698,7 @@ class TestFirstFailure:
         self, folder, set_constants
     ):
         """The second one decided, which is not asked again; zarr can read the chunk."""
-        set_constants(PATIENCE_SECONDS=0.01)
+        set_constants(MAX_SECONDS_TO_REPEAT=0.01)
         is_wrong = False
 
         class Store(CountingStore):
@@ -719,7 +719,7 @@ class TestFirstFailure:
 
     def test_of_a_request_that_tasks_share(self, folder, set_constants):
         """Before Python 3.13, one that had caught the error and went on was closed: a hang."""
-        set_constants(PATIENCE_SECONDS=0.01)
+        set_constants(MAX_SECONDS_TO_REPEAT=0.01)
 
         class Store(CountingStore):
             shared = None

@@ -1,19 +1,15 @@
-"""What VirtualiZarr's store requests from obstore's stores, and which files those read."""
+"""What VirtualiZarr's store requests for a chunk, by its manifests."""
 
 import contextlib
 import copy
 import functools
-import re
 import types
-import uuid
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, SupportsInt
 
 from zarr.core.buffer import cpu
 
-from numcodecs_bytes._core.catch import value_or_error
-from numcodecs_bytes._plan.outcome import LeftToZarr, NoReference, NothingToFetch
-from numcodecs_bytes._sources.store_states import state_of
+from numcodecs_bytes._plan.outcome import AlreadyInMemory, LeftToZarr, NoReference
 
 
 class Request(NamedTuple):
@@ -58,7 +54,7 @@ def requests_of(store: Any) -> Callable[[str], Request]:
         except StopIteration as ended:
             if ended.value is None:
                 raise NoReference("its manifest does not have it") from None
-            raise NothingToFetch("it is inlined in its manifest") from None
+            raise AlreadyInMemory("it is inlined in its manifest") from None
         except Exception as error:  # another version may raise anything
             raise LeftToZarr("its manifest is of an unknown form") from error
         if not isinstance(request, Request) or request.end <= request.start:
@@ -66,30 +62,3 @@ def requests_of(store: Any) -> Callable[[str], Request]:
         return request
 
     return find
-
-
-def folder_of(objects: Any) -> str | None:
-    """Return the folder that an obstore LocalStore reads, without "/" at the end.
-
-    Returns None if that is not certain. Its `prefix` is only the path that it was given, whose
-    links it resolved when it was made. Only its errors name the folder itself, which never changes.
-    """
-    state = state_of(objects)
-    if state.folder is None:
-        name = f"no-object-{uuid.uuid4().hex}"
-        pattern = f"Object at location ((?:/.*)?)/{name} not found: "
-        found = re.match(pattern, str(value_or_error(objects.head, name)), re.DOTALL)
-        if found and "\ufffd" not in found[1]:  # which stands for bytes that are no text
-            state.folder = found[1]
-    return state.folder
-
-
-def is_file_name(path: str) -> bool:
-    """Whether an obstore LocalStore reads a path just as the system does.
-
-    It refuses names that end with "#1", reads "C|" as "C:" at the root, and in version 0.8 "x:y" as
-    "x:/y"; it leaves out empty segments at either end. Paths that are not printable count as
-    different, to be safe.
-    """
-    is_plain = path.isprintable() and not any(char in path for char in "#|:\\")
-    return is_plain and not {"", ".", ".."}.intersection(path.split("/"))

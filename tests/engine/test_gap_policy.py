@@ -1,0 +1,43 @@
+"""Which gaps are fetched, in which ranges, is one policy: numbers only."""
+
+import pytest
+
+from numcodecs_bytes._plan import gap_policy
+from numcodecs_bytes._plan.gap_policy import ANY_LENGTH, GapPolicy
+
+KB, MB = 1 << 10, 1 << 20
+NEAR, FAR = 1e-4, 3e-2
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (GapPolicy.for_chunk(1), (2_500_000, ANY_LENGTH, 64 * KB)),
+        (GapPolicy.for_chunk(10), (250_000, 16 * MB, 64 * KB)),
+        (GapPolicy.for_chunk(10, 5), (5, 16 * MB, 0)),
+        (GapPolicy.for_shard(1), (MB, ANY_LENGTH, MB)),
+        (GapPolicy.for_shard(10), (250_000, 16 * MB, 250_000)),
+        (GapPolicy.for_shard(1, 2 * MB), (2 * MB, ANY_LENGTH, 2 * MB)),
+        (GapPolicy.for_slow_file(1e-3, prefetching_helps=False), (MB, ANY_LENGTH, 0)),
+        (GapPolicy.for_slow_file(1e-3, prefetching_helps=True), (64 * KB, ANY_LENGTH, 0)),
+        (GapPolicy.for_chunk(10).for_near_store(NEAR, None), (800_000, 4 * MB, 64 * KB)),
+        (GapPolicy.for_chunk(10).for_near_store(NEAR, 1e12), (MB, 4 * MB, 64 * KB)),
+        (GapPolicy.for_chunk(10).for_near_store(NEAR, 1e9), (250_000, 16 * MB, 64 * KB)),
+        (GapPolicy.for_chunk(10).for_near_store(FAR, 1e12), (250_000, 16 * MB, 64 * KB)),
+        (GapPolicy.for_chunk(10, 5).for_near_store(NEAR, 1e12), (5, 16 * MB, 0)),
+        (GapPolicy.for_chunk(10).for_ranges(40 * MB), (250_000, 4 * MB, 64 * KB)),
+        (GapPolicy.for_chunk(10).for_ranges(4000 * MB), (250_000, 16 * MB, 64 * KB)),
+        (GapPolicy.for_chunk(10, 5).for_ranges(40 * MB), (5, 16 * MB, 0)),
+    ],
+)
+def test_the_table(policy, expected):
+    assert (policy.max_gap, policy.max_range_bytes, policy.min_saved_bytes) == expected
+
+
+@pytest.mark.parametrize(("num_requests", "max_gap"), [(10, None), (1, None), (10, 5)])
+def test_a_run_is_split_for_several_requests_unless_the_gap_is_set(num_requests, max_gap):
+    policy = GapPolicy.for_chunk(num_requests, max_gap)
+    is_split = [policy.for_ranges(num).splits(num) for num in (2 * MB, 4 * MB, 400 * MB)]
+    can_split = num_requests > 1 and max_gap is None
+    assert is_split == [False, can_split, can_split]
+    assert policy.max_sibling_gap == (max_gap or gap_policy.MAX_SIBLING_GAP_BYTES)
