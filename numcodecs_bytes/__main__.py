@@ -19,7 +19,7 @@ from numcodecs_bytes import __version__
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._tools.reporting import ArrayReport, Limits, ProgressBar, explain_error
-from numcodecs_bytes._zarr_api.names import count
+from numcodecs_bytes._zarr_api.names import plural
 
 _INTERRUPTED = 130  # the exit status of shells after Ctrl-C
 
@@ -95,7 +95,7 @@ def _check(options: argparse.Namespace) -> _Answer:
     status = 2 if unreadable else int(has_empty or numbers["problem"] > 0)
     document: JSONObject = {f"num_{what}s": number for what, number in numbers.items()}
     document |= {"arrays": shown, "unreadable": unreadable}
-    counts = ", ".join(count(number, what) for what, number in numbers.items())
+    counts = ", ".join(plural(number, what) for what, number in numbers.items())
     return status, document, counts if reports or not unreadable else ""
 
 

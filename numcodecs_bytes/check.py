@@ -30,7 +30,7 @@ from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._read.remote_object import RemoteObject
 from numcodecs_bytes._sources.files import FileExtent
 from numcodecs_bytes._sources.store_states import Unexpected, state_of
-from numcodecs_bytes._sources.stores import locate_chunk
+from numcodecs_bytes._sources.stores import find_extent
 from numcodecs_bytes._tools.check_chunks import check_chunks
 from numcodecs_bytes._tools.consolidated import deleted_arrays, stale_metadata
 from numcodecs_bytes._tools.hierarchy import (
@@ -153,7 +153,7 @@ def _check_array(
 async def _request_a_byte(array: AnyArray, index: Index) -> None:
     """Request one byte of a chunk; note a strike if that fails, but its store returns the chunk."""
     chunk = array.store_path / array.metadata.encode_chunk_key(index)
-    source = locate_chunk(chunk)
+    source = find_extent(chunk)
     if isinstance(source, FileExtent):
         return
     # Not all stores serve the end of an object, where most shards have their index.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
 from numcodecs_bytes._core.catch import value_or_error
-from numcodecs_bytes._zarr_api.names import count, name_of_store, path_of_array
+from numcodecs_bytes._zarr_api.names import name_of_store, path_of_array, plural
 
 # By column, or by kind and reason, such as ("why_whole", "the chunk is small").
 Counts = dict[str | tuple[str, str], int]
@@ -203,11 +203,11 @@ def _lines(report: dict[str, Totals], paths: dict[str, str]) -> Iterator[str]:
         rows["all arrays"] = total
     yield from _table(rows)
     if num := total["chunks_missing"]:
-        yield f"{count(num, 'chunk')} missing, read as the fill value"
+        yield f"{plural(num, 'chunk')} missing, read as the fill value"
     for (noun, what), by_array in reasons.items():
         for why in dict.fromkeys(itertools.chain(*by_array.values())):
             numbers = {name: counts[why] for name, counts in by_array.items() if why in counts}
-            counted = count(sum(numbers.values()), noun)
+            counted = plural(sum(numbers.values()), noun)
             names = [paths.get(name, name) for name in numbers]
             more = [f"{len(names) - 5} more"] if len(names) > 5 else []
             reason = " ".join(why.split()).replace(": ", " - ")  # on one line, with one colon

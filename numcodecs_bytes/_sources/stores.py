@@ -64,7 +64,7 @@ ChunkLocator = Callable[
 PartLocator = Callable[[str, int, int | None], Source]
 
 
-def locate_chunk(byte_getter: Any) -> Source:
+def find_extent(byte_getter: Any) -> Source:
     """Return where a chunk is; raise `LeftToZarr` if that is not known."""
     return locator_for(store_of(byte_getter))(byte_getter.path)
 

@@ -38,7 +38,7 @@ from numcodecs_bytes._tools.hierarchy import (
     stored_chunks,
 )
 from numcodecs_bytes._tools.reporting import ArrayReport, Limits, ProgressBar, describe_error
-from numcodecs_bytes._zarr_api.names import count, target_of
+from numcodecs_bytes._zarr_api.names import plural, target_of
 from numcodecs_bytes._zarr_api.versions import concurrency
 
 
@@ -277,7 +277,7 @@ async def _problem_in(array: AnyArray, run: list[Index]) -> str:
         return ""
     are = "that is" if num_invalid == 1 else "that are"
     return (
-        f"holds {count(num_invalid, 'bool')} {are} neither 0 nor 1: read as true here, and "
+        f"holds {plural(num_invalid, 'bool')} {are} neither 0 nor 1: read as true here, and "
         "unchanged by other libraries"
     )
 
@@ -333,7 +333,7 @@ def _report_listing(
         missing = "missing ones are read as the fill value" if is_sure else "others were not found"
         report.notes.append(f"{num_chunks} of {num_in_all} chunks are present; the {missing}")
     if others:
-        files, names = count(len(others), "file"), ", ".join(others[:3])
+        files, names = plural(len(others), "file"), ", ".join(others[:3])
         more = ", ..." if len(others) > 3 else ""
         note = f"zarr does not read {files}, because no chunk has such a name: {names}{more}"
         report.notes.append(note)

@@ -8,8 +8,8 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any, overload
 
-from numcodecs_bytes._core.configuration import parse_size
 from numcodecs_bytes._core.dtypes import has_variable_length
+from numcodecs_bytes._core.sizes import parse_size
 from numcodecs_bytes._plan.outcome import LeftToZarr
 
 if TYPE_CHECKING:

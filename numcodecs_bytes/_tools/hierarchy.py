@@ -32,7 +32,7 @@ from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, NothingToFetch, NotOpen
 from numcodecs_bytes._sources.files import FileExtent, length_of_file
 from numcodecs_bytes._sources.manifests import folder_of
-from numcodecs_bytes._sources.stores import locate_chunk, only_states_lengths
+from numcodecs_bytes._sources.stores import find_extent, only_states_lengths
 from numcodecs_bytes._zarr_api.defaults import why_aside
 from numcodecs_bytes._zarr_api.names import name_of_class
 
@@ -274,7 +274,7 @@ def read_in_part(array: AnyArray) -> Layout:
 
     layout = layout_of_array(array)
     first = array.metadata.encode_chunk_key((0,) * array.ndim)
-    source = value_or_error(locate_chunk, array.store_path / first)
+    source = value_or_error(find_extent, array.store_path / first)
     found: object = (
         value_or_error(length_of_file, source) if isinstance(source, FileExtent) else source
     )
@@ -390,7 +390,7 @@ async def _sizes_of(store: Store, keys: list[str]) -> list[int | Exception | Non
 
     def size_of_file(key: str) -> int | Exception | None:
         """Return the same for a chunk in a local file, which is opened; `LeftToZarr` for others."""
-        source = value_or_error(locate_chunk, StorePath(store, key))
+        source = value_or_error(find_extent, StorePath(store, key))
         if not isinstance(source, FileExtent):  # in an archive, compressed members are left, too
             return LeftToZarr("not a file")
         size = value_or_error(length_of_file, source)

@@ -9,7 +9,7 @@ from numcodecs_bytes._core.catch import value_or_error
 _NUM_CHARACTERS = 200  # the most of the name of a store that is shown
 
 
-def count(number: int, what: str) -> str:
+def plural(number: int, what: str) -> str:
     """Return a number of things, such as "2 arrays"."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
