@@ -102,7 +102,12 @@ def _check_store(
             continue
         path, document = found
         paths.add(path)
-        report, store_path = ArrayReport(path), StorePath(store, path)
+        report = ArrayReport(path)
+        if isinstance(document, Broken):
+            report.add_problem(f"its metadata can't be read: {explain_error(document.error)}")
+            yield report
+            continue
+        store_path = StorePath(store, path)
         error = value_or_error(_check_array, store_path, document, report, limits, progress)
         if error is not None and is_bug(error):
             error.add_note(f"while checking array /{path}")
@@ -123,14 +128,11 @@ def _check_store(
 
 def _check_array(
     store_path: StorePath,
-    document: JSONObject | Broken,
+    document: JSONObject,
     report: ArrayReport,
     limits: Limits,
     progress: ProgressBar | None,
 ) -> None:
-    if isinstance(document, Broken):
-        report.add_problem(f"its metadata can't be read: {explain_error(document.error)}")
-        return
     array = value_or_error(array_of, document, store_path)
     if isinstance(array, Exception):
         report.add_problem(f"zarr can't open it: {describe_error(array)}")

@@ -397,6 +397,24 @@ class TestHierarchies:
         assert (report.status, report.reasons) == ("kept", ["ValueError"])
         assert (tmp_path / "zarr.json").exists()
 
+    @pytest.mark.parametrize("command", ["migrate", "migrate --undo"])
+    def test_the_advice_after_a_failure(self, folder, command):
+        """After a failed --undo, it was to run migrate again, which does the opposite."""
+
+        class Full(zarr.storage.LocalStore):
+            async def delete(self, key):
+                raise OSError(28, "No space left on device", key)
+
+            async def set(self, key, value):
+                raise OSError(28, "No space left on device", key)
+
+        is_undo = command.endswith("--undo")
+        if is_undo:
+            migrate(folder)
+        advice = f"No space left on device; fix that and run {command} again to finish"
+        with pytest.raises(OSError, match=advice):
+            migrate(Full(folder), undo=is_undo)
+
     def test_groups_apart_are_undone_apart(self, folder):
         """Where a group is still Zarr v2, what it shows does not depend on Zarr v3."""
         migrated(folder)

@@ -65,11 +65,9 @@ def _v2_arrays(group: str, found: JSONObject) -> Iterator[tuple[str, JSONObject 
 
 
 def stale_metadata(
-    store_path: StorePath, document: JSONObject | Broken, consolidated: list[Consolidated]
+    store_path: StorePath, document: JSONObject, consolidated: list[Consolidated]
 ) -> Iterator[str]:
     """Yield what is wrong with the consolidated metadata of an array in the groups above it."""
-    if isinstance(document, Broken):
-        return
     path, zarr_format = store_path.path, document.get("zarr_format")
     for group, consolidated_format, arrays in consolidated:
         if consolidated_format != zarr_format or (group and not path.startswith(f"{group}/")):

@@ -6,10 +6,10 @@ import reprlib
 import stat
 from dataclasses import dataclass
 
-from zarr.abc.store import Store
+from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
-from zarr.storage import LocalStore
+from zarr.storage import LocalStore, ZipStore
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
@@ -17,6 +17,9 @@ from numcodecs_bytes._core.configuration import JSONObject
 METADATA_NAMES = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 # What Zarr and NCZarr store next to chunks, and in groups.
 METADATA = re.compile(r"zarr\.json|\.z(array|attrs|group|metadata)|\.ncz(array|attr|var)")
+
+# A member of a zip archive may be a thousand times as long as what is stored of it.
+_MAX_MEMBER_BYTES = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,11 @@ def _read(store: Store, key: str) -> bytes | None:
             raise ValueError(f"{key} is a folder, which zarr ignores")
         if not stat.S_ISREG(mode):
             return None  # reading a pipe, for example, might never end
-    raw = sync(store.get(key, default_buffer_prototype()))
+    is_zip = isinstance(store, ZipStore)
+    part = RangeByteRequest(0, _MAX_MEMBER_BYTES + 1) if is_zip else None
+    raw = sync(store.get(key, default_buffer_prototype(), part))
+    if raw is not None and is_zip and len(raw) > _MAX_MEMBER_BYTES:
+        raise ValueError(f"{key} has more than {_MAX_MEMBER_BYTES} bytes, so it was not read")
     return None if raw is None else raw.to_bytes()
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from zarr.abc.store import Store
-from zarr.storage import LocalStore
+from zarr.storage import LocalStore, StorePath
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
@@ -27,35 +27,42 @@ def find_arrays(store: Store) -> Iterator[FoundArray | Consolidated]:
     Raises the store's error if its root can't be read.
     """
     for path, to_visit in walk(store):
-        document, node_type = _node_at(store, path)
-        if document is not None and node_type == "array":
-            yield FoundArray(path, document)
-            continue
-        names = value_or_error(names_in, store, path)
-        if isinstance(names, Exception):
-            if path:
-                yield FoundArray(path, Broken(names))
-                continue
-            if isinstance(store, LocalStore) or isinstance(document, Broken):
-                raise names
-            names = []  # many web servers forbid it
-        if len(names) == 1 and path.split("/")[-8:] == names * 8:
-            why = "the store lists a folder as part of itself"
-            error = ValueError(f"{why}: download the zip file, or upgrade zarr")
-            yield FoundArray(path, Broken(error))
-        elif document is not None and node_type != "group":
-            yield FoundArray(path, document)
-            # It may be an array: do not search its chunks for arrays.
-            to_visit += [name for name in names if name != "c" and not name[0].isdigit()]
+        store_path = value_or_error(StorePath, store, path)
+        if isinstance(store_path, Exception):  # such as a/../b, which a zip archive may have
+            yield FoundArray(path, Broken(store_path))
         else:
-            to_visit += [name for name in names if not METADATA.fullmatch(name)]
-            consolidated = consolidated_in(store, path, document, names)
-            if consolidated is None:
-                continue
-            if names:
-                yield consolidated
-            else:  # web servers do not list folders
-                yield from itertools.starmap(FoundArray, consolidated.arrays.items())
+            yield from _found_at(store, path, to_visit)
+
+
+def _found_at(store: Store, path: str, to_visit: list[str]) -> Iterator[FoundArray | Consolidated]:
+    """Yield what is found in a folder, and add the names in it that are to be visited."""
+    document, node_type = _node_at(store, path)
+    if document is not None and node_type == "array":
+        yield FoundArray(path, document)
+        return
+    names = value_or_error(names_in, store, path)
+    if isinstance(names, Exception):
+        if path:
+            yield FoundArray(path, Broken(names))
+            return
+        if isinstance(store, LocalStore) or isinstance(document, Broken):
+            raise names
+        names = []  # many web servers forbid it
+    if len(names) == 1 and path.split("/")[-8:] == names * 8:
+        why = "the store lists a folder as part of itself"
+        error = ValueError(f"{why}: download the zip file, or upgrade zarr")
+        yield FoundArray(path, Broken(error))
+    elif document is not None and node_type != "group":
+        yield FoundArray(path, document)
+        # It may be an array: do not search its chunks for arrays.
+        to_visit += [name for name in names if name != "c" and not name[0].isdigit()]
+    else:
+        to_visit += [name for name in names if not METADATA.fullmatch(name)]
+        consolidated = consolidated_in(store, path, document, names)
+        if consolidated is not None and names:
+            yield consolidated
+        elif consolidated is not None:  # web servers do not list folders
+            yield from itertools.starmap(FoundArray, consolidated.arrays.items())
 
 
 def _node_at(store: Store, path: str) -> tuple[Document, object]:
