@@ -13,21 +13,43 @@ import os
 import sys
 import warnings
 from collections import Counter
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from numcodecs_bytes import __version__
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._tools.reporting import ArrayReport, Limits, ProgressBar, explain_error
+from numcodecs_bytes._tools.reporting import ArrayReport, Limits, ProgressBar
+from numcodecs_bytes._tools.terminal import (
+    Status,
+    print_error,
+    print_or_exit,
+    print_to_stderr,
+    reason_of,
+    status_of,
+)
 from numcodecs_bytes._zarr_api.names import plural
 
-_INTERRUPTED = 130  # the exit status of shells after Ctrl-C
-
-# What a command returns: the exit status, and the report as a JSON object and as text.
-_Answer = tuple[int, JSONObject, str]
+if TYPE_CHECKING:
+    from numcodecs_bytes.migrate import NodeReport
 
 
-def _report(_options: argparse.Namespace) -> _Answer:
+_STATUSES = (
+    "Exit status: 0 if there are no problems; 1 if there are any, or nothing is found; 2 if a "
+    "store can't be read or written, or an argument is wrong; 3 after a bug of this package; 130 "
+    "after Ctrl-C; 141 if the output is closed before the end."
+)
+
+
+class CommandResult(NamedTuple):
+    """The exit status of a command, and its report as a JSON object and as text."""
+
+    status: Status
+    document: JSONObject
+    text: str
+
+
+def _report(_options: argparse.Namespace) -> CommandResult:
     """Say which parts of this package are on in this environment, which are off and why.
 
     If a file, a variable or a call sets that, it is named.
@@ -37,7 +59,8 @@ def _report(_options: argparse.Namespace) -> _Answer:
     # The report says what warnings would say, too.
     logging.getLogger("numcodecs_bytes").addHandler(logging.NullHandler())
     document = report()
-    return 0 if document["is_in_use"] else 1, document, "\n".join(lines_of(document))
+    status = Status.FINE if document["is_in_use"] else Status.PROBLEMS
+    return CommandResult(status, document, "\n".join(lines_of(document)))
 
 
 def _progress_bar(unit: str) -> contextlib.AbstractContextManager[ProgressBar | None]:
@@ -50,53 +73,79 @@ def _progress_bar(unit: str) -> contextlib.AbstractContextManager[ProgressBar | 
     return bar
 
 
-def _check(options: argparse.Namespace) -> _Answer:
+def _check(options: argparse.Namespace) -> CommandResult:
     """Report for each array in a Zarr hierarchy whether it can be read in part, and its problems.
 
     These are wrong metadata, chunks that have the wrong length or can't be read, and invalid bools.
     Files that are not chunks are noted. Nothing is written.
     """
-    from numcodecs_bytes.check import check
-
-    kinds = ("branch", "tag", "snapshot")
-    version = {kind: getattr(options, kind) for kind in kinds if getattr(options, kind)}
-    opening = {"storage_options": options.storage_options, "version": version}
-    limits = Limits(options.max_chunks, options.max_chunk_bytes)
-    reports: list[ArrayReport] = []
-    shown: list[JSONObject] = []
-    unreadable: list[dict[str, str]] = []
-    has_empty = False  # whether a store has no array
-
-    def check_store(location: str) -> None:
-        with _progress_bar(" chunks") as bar:
-            for report in check(location, limits, bar, **opening):
-                reports.append(report)
-                if options.only_problems and not report.num_problems:
-                    continue
-                shown.append({"store": location} | dataclasses.asdict(report))
-                if not options.json:
-                    with contextlib.nullcontext() if bar is None else bar.external_write_mode():
-                        _say(report.format(location if len(options.stores) > 1 else ""))
-
-    for location in options.stores:
-        num_before = len(reports)
-        error = value_or_error(check_store, location)
-        if error is not None:
-            unreadable.append({"store": location, "error": explain_error(error)})
-            print(f"can't read {location}: {unreadable[-1]['error']}", file=sys.stderr)
-        elif len(reports) == num_before:
-            has_empty = True
-            print(_why_no_array(location), file=sys.stderr)
+    stores = [_check_store(location, options) for location in options.stores]
+    reports = [report for store in stores for report in store.reports]
     numbers = {
         "array": len(reports),
         "chunk": sum(report.num_chunks for report in reports),
         "problem": sum(report.num_problems for report in reports),
     }
-    status = 2 if unreadable else int(has_empty or numbers["problem"] > 0)
     document: JSONObject = {f"num_{what}s": number for what, number in numbers.items()}
-    document |= {"arrays": shown, "unreadable": unreadable}
+    document["arrays"] = [
+        {"store": store.location} | dataclasses.asdict(report)
+        for store in stores
+        for report in store.reports
+        if _is_listed(report, options)
+    ]
+    document["unreadable"] = [
+        {"store": store.location, "error": reason_of(store.error)}
+        for store in stores
+        if store.error is not None
+    ]
     counts = ", ".join(plural(number, what) for what, number in numbers.items())
-    return status, document, counts if reports or not unreadable else ""
+    text = counts if reports or not document["unreadable"] else ""
+    return CommandResult(max(store.status for store in stores), document, text)
+
+
+class _CheckedStore(NamedTuple):
+    location: str
+    reports: list[ArrayReport]
+    error: Exception | None  # that ended the check
+
+    @property
+    def status(self) -> Status:
+        if self.error is not None:
+            return status_of(self.error)
+        has_problems = any(report.num_problems for report in self.reports)
+        return Status.PROBLEMS if has_problems or not self.reports else Status.FINE
+
+
+def _check_store(location: str, options: argparse.Namespace) -> _CheckedStore:
+    """Check a store, and print the report on each array, unless it is for a JSON document."""
+    from numcodecs_bytes.check import check
+
+    limits = Limits(options.max_chunks, options.max_chunk_bytes)
+    kinds = ("branch", "tag", "snapshot")
+    ref = {kind: getattr(options, kind) for kind in kinds if getattr(options, kind)}
+    opening = {"storage_options": options.storage_options, "icechunk_ref": ref}
+    shown_location = location if len(options.stores) > 1 else ""
+    reports: list[ArrayReport] = []
+
+    def check_arrays() -> None:
+        for report in check(location, limits, bar, **opening):
+            reports.append(report)
+            if options.json or not _is_listed(report, options):
+                continue
+            with contextlib.nullcontext() if bar is None else bar.external_write_mode():
+                print_or_exit(report.format(shown_location), Status.CLOSED)
+
+    with _progress_bar(" chunks") as bar:
+        error = value_or_error(check_arrays)
+    if error is not None:
+        print_error(f"can't read {location}", error)
+    elif not reports:
+        print_to_stderr(_why_no_array(location))
+    return _CheckedStore(location, reports, error)
+
+
+def _is_listed(report: ArrayReport, options: argparse.Namespace) -> bool:
+    return bool(report.num_problems) or not options.only_problems
 
 
 def _why_no_array(location: str) -> str:
@@ -114,7 +163,7 @@ def _why_no_array(location: str) -> str:
     )
 
 
-def _migrate(options: argparse.Namespace) -> _Answer:
+def _migrate(options: argparse.Namespace) -> CommandResult:
     """Write zarr.json next to the metadata of every Zarr v2 array and group.
 
     No chunk is touched. Nodes that can't be migrated are listed and left unchanged, and so are the
@@ -125,30 +174,39 @@ def _migrate(options: argparse.Namespace) -> _Answer:
     names = ("dry_run", "overwrite", "undo", "exclude", "storage_options")
     given = {name: getattr(options, name) for name in names}
     with _progress_bar(" nodes") as bar:
-        nodes = value_or_error(migrate, options.store, bar=bar, **given)
+        nodes = value_or_error(migrate, options.store, progress=bar, **given)
     if isinstance(nodes, Exception):
-        why = explain_error(nodes)
-        print(f"can't migrate {options.store}: {why}", file=sys.stderr)
-        return 2, {"error": why}, ""
+        print_error(f"can't migrate {options.store}", nodes)
+        return CommandResult(status_of(nodes), {"error": reason_of(nodes)}, "")
     nodes.sort(key=lambda node: node.path.split("/"))  # parents before their children
     wrong = "kept" if options.undo else "refused"
     numbers = {wrong: 0, **Counter(node.status for node in nodes)}
     num_wrong = numbers[wrong]
     document = {f"num_{wrong}": num_wrong, "nodes": [dataclasses.asdict(node) for node in nodes]}
+    status = Status.PROBLEMS if num_wrong or not nodes else Status.FINE
+    return CommandResult(status, document, "\n".join(_lines_of(nodes, numbers, options)))
+
+
+def _lines_of(
+    nodes: "list[NodeReport]", numbers: dict[str, int], options: argparse.Namespace
+) -> Iterator[str]:
+    """Yield the lines of the report of `migrate`, given how many nodes have each status."""
     if not nodes:
-        text = f"no Zarr v2 metadata in {options.store}: expected .zarray or .zgroup there"
-        return 1, document, text
+        yield f"no Zarr v2 metadata in {options.store}: expected .zarray or .zgroup there"
+        return
+    for node in nodes:
+        if options.verbose or node.reasons or node.notes:
+            yield str(node)
     counted = "1 array or group" if len(nodes) == 1 else f"{len(nodes)} arrays and groups"
-    listed = [node for node in nodes if options.verbose or node.reasons or node.notes]
     sums = ", ".join(f"{number} {status}" for status, number in numbers.items())
-    lines = [*map(str, listed), f"{counted}: {sums}"]
-    if not (num_wrong or "excluded" in numbers or options.dry_run or options.undo):
-        lines.append(
+    yield f"{counted}: {sums}"
+    is_complete = not numbers.get("refused") and "excluded" not in numbers
+    if is_complete and not (options.dry_run or options.undo):
+        yield (
             "zarr warns as long as metadata of both formats exist. Once all your programs read "
             "Zarr v3 (see the notes above, if any), remove the Zarr v2 metadata: "
             'zarr remove-metadata v2 STORE (pip install "zarr[cli]")'
         )
-    return 1 if num_wrong else 0, document, "\n".join(lines)
 
 
 def _number(text: str) -> int:
@@ -166,13 +224,9 @@ def _json_object(text: str) -> JSONObject:
 
 def _parser() -> argparse.ArgumentParser:
     """Return the parser of the command line; the docstrings of the commands are their help."""
-    epilog = (
-        "Exit status: 0 if there are no problems; 1 if there are any, or nothing is found; 2 if a "
-        "store can't be read or written, or an argument is wrong; 130 after Ctrl-C."
-    )
     as_json = "print the report as JSON"
     parser = argparse.ArgumentParser(
-        prog="numcodecs-bytes", description=_report.__doc__, epilog=epilog
+        prog="numcodecs-bytes", description=_report.__doc__, epilog=_STATUSES
     )
     parser.add_argument("--json", action="store_true", help=as_json)
     parser.add_argument("--version", action="version", version=__version__)
@@ -182,7 +236,7 @@ def _parser() -> argparse.ArgumentParser:
         ("check", _check, _add_check_options, "find problems in the arrays of stores"),
         ("migrate", _migrate, _add_migrate_options, "add Zarr v3 metadata to a Zarr v2 hierarchy"),
     ):
-        command = commands.add_parser(name, help=summary, description=run.__doc__, epilog=epilog)
+        command = commands.add_parser(name, help=summary, description=run.__doc__, epilog=_STATUSES)
         command.set_defaults(run=run)
         add_options(command)
         text = "fsspec's settings for a URL or references, such as '{\"anon\": true}'"
@@ -222,46 +276,36 @@ def _add_migrate_options(migrate: argparse.ArgumentParser) -> None:
     migrate.add_argument("--exclude", metavar="PATH", action="append", default=[], help=text)
 
 
-def _say(text: str, status: int = 2) -> None:
-    """Print to stdout; if that fails, exit: with `status` if it was closed on purpose, else 2."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # may lack characters of names
-    try:
-        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):  # as by `head`
-            status = 2
-            print(f"can't print the report: {error.strerror}", file=sys.stderr)
-        sys.exit(status)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     options = _parser().parse_args(arguments)
     try:
-        error = value_or_error(importlib.import_module, "zarr")  # which reads the user's settings
-        if isinstance(error, Exception):
-            why = " ".join(f"{type(error).__name__}: {error}".split())
-            print(f"zarr can't be imported: {why}", file=sys.stderr)
-            return 2
+        module_or_error = value_or_error(importlib.import_module, "zarr")  # reads user's settings
+        if isinstance(module_or_error, Exception):
+            why = " ".join(f"{type(module_or_error).__name__}: {module_or_error}".split())
+            print_to_stderr(f"zarr can't be imported: {why}")
+            return Status.FAILED
         # What zarr warns of is in the reports, or irrelevant. Other threads would notice: not from
         # Python, where `check` and `migrate` warn as zarr does.
         with warnings.catch_warnings(action="ignore"):
-            status, document, text = options.run(options)
-        if options.json:
-            text = json.dumps(document, indent=2)
-        if text:
-            _say(text, status)
+            result = value_or_error(options.run, options)
+        if isinstance(result, Exception):
+            print_error("the command failed", result)
+            return status_of(result)
+        # JSON leaves DEL as it is.
+        as_json = json.dumps(result.document, indent=2).replace("\x7f", "\\u007f")
+        if text := as_json if options.json else result.text:
+            print_or_exit(text, result.status)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return _INTERRUPTED
-    return int(status)
+        print_to_stderr("interrupted")
+        return Status.INTERRUPTED
+    return int(result.status)
 
 
 def run() -> NoReturn:
     """Run the command line as a program."""
     status = main()
-    if status == _INTERRUPTED:  # an orderly exit would wait for zarr's threads, which go on reading
+    if status == Status.INTERRUPTED:  # an orderly exit would wait for zarr's threads, which read on
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         util: Any = importlib.import_module("multiprocessing.util")

@@ -31,19 +31,13 @@ from numcodecs_bytes._read.remote_object import RemoteObject
 from numcodecs_bytes._sources.files import FileExtent
 from numcodecs_bytes._sources.store_states import state_of
 from numcodecs_bytes._sources.stores import find_extent
+from numcodecs_bytes._tools.arrays import array_of, read_in_part, why_not_opened
+from numcodecs_bytes._tools.bugs import is_bug
 from numcodecs_bytes._tools.check_chunks import check_chunks
-from numcodecs_bytes._tools.consolidated import deleted_arrays, stale_metadata
-from numcodecs_bytes._tools.hierarchy import (
-    Consolidated,
-    Document,
-    Index,
-    array_of,
-    document_at,
-    find_arrays,
-    join,
-    read_in_part,
-    why_not_opened,
-)
+from numcodecs_bytes._tools.consolidated import Consolidated, deleted_arrays, stale_metadata
+from numcodecs_bytes._tools.documents import Broken, document_at
+from numcodecs_bytes._tools.folders import join
+from numcodecs_bytes._tools.hierarchy import find_arrays
 from numcodecs_bytes._tools.installation import explain_other_codec
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.reporting import (
@@ -53,6 +47,7 @@ from numcodecs_bytes._tools.reporting import (
     describe_error,
     explain_error,
 )
+from numcodecs_bytes._tools.stored_chunks import ChunkCoords
 from numcodecs_bytes._tools.v2_to_v3 import MixedByteOrderError, disagreements
 from numcodecs_bytes._tools.xarray_attributes import how_to_decode, is_decodable
 from numcodecs_bytes._zarr_api.private_names import are_data_types_unloaded
@@ -64,10 +59,10 @@ __all__ = ["ArrayReport", "Limits", "check"]
 def check(
     store: Store | str | Path,
     limits: Limits | None = None,
-    bar: ProgressBar | None = None,
+    progress: ProgressBar | None = None,
     *,
     storage_options: JSONObject | None = None,
-    version: dict[str, str] | None = None,
+    icechunk_ref: dict[str, str] | None = None,
 ) -> Iterator[ArrayReport]:
     """Check the arrays in a store.
 
@@ -77,11 +72,11 @@ def check(
         A store of any kind, or the path or URL of one; it is only read.
     limits : Limits, optional
         How much of each array is checked.
-    bar : optional
+    progress : optional
         A progress bar with tqdm's interface; it counts chunks.
     storage_options : dict, optional
         Settings of fsspec for a URL, or for kerchunk references.
-    version : dict, optional
+    icechunk_ref : dict, optional
         Which version of an Icechunk repository to check: the name of a "branch", "tag" or
         "snapshot", under that key; by default the branch main.
 
@@ -90,38 +85,55 @@ def check(
     ArrayReport
         The report on each array, as soon as it is checked.
     """
-    opened = open_store(store, storage_options=storage_options, version=version)
+    opened = open_store(store, storage_options=storage_options, icechunk_ref=icechunk_ref)
     with contextlib.nullcontext() if opened is store else contextlib.closing(opened):
-        consolidated: list[Consolidated] = []
-        found = set[str]()
-        for path, document in find_arrays(opened, consolidated):
-            found.add(path)
-            report = ArrayReport(path)
-            store_path = StorePath(opened, path)
-            error = value_or_error(
-                _check_array, store_path, document, report, limits or Limits(), bar
-            )
-            if error is not None:  # the other arrays must still be checked
-                report.add_problem(f"it can't be checked: {describe_error(error)}")
-            for problem in stale_metadata(store_path, document, consolidated):
-                report.add_problem(problem)
+        yield from _check_store(opened, limits or Limits(), progress)
+
+
+def _check_store(
+    store: Store, limits: Limits, progress: ProgressBar | None
+) -> Iterator[ArrayReport]:
+    """Yield the report on each array; raise a bug when all others are checked."""
+    consolidated: list[Consolidated] = []
+    paths: set[str] = set()
+    bugs: list[Exception] = []
+    for found in find_arrays(store):
+        if isinstance(found, Consolidated):
+            consolidated.append(found)
+            continue
+        path, document = found
+        paths.add(path)
+        report = ArrayReport(path)
+        if isinstance(document, Broken):
+            report.add_problem(f"its metadata can't be read: {explain_error(document.error)}")
             yield report
-        for path, problem in deleted_arrays(opened, consolidated, found):
-            report = ArrayReport(path)
+            continue
+        store_path = StorePath(store, path)
+        error = value_or_error(_check_array, store_path, document, report, limits, progress)
+        if error is not None and is_bug(error):
+            error.add_note(f"while checking array /{path}")
+            bugs.append(error)
+            continue
+        if error is not None:
+            report.add_problem(f"it can't be checked: {describe_error(error)}")
+        for problem in stale_metadata(store_path, document, consolidated):
             report.add_problem(problem)
-            yield report
+        yield report
+    for path, problem in deleted_arrays(store, consolidated, paths):
+        report = ArrayReport(path)
+        report.add_problem(problem)
+        yield report
+    if bugs:
+        raise bugs[0]
 
 
 def _check_array(
     store_path: StorePath,
-    document: Document,
+    document: JSONObject,
     report: ArrayReport,
     limits: Limits,
-    bar: ProgressBar | None,
+    progress: ProgressBar | None,
 ) -> None:
-    if isinstance(document, Exception):
-        report.add_problem(f"its metadata can't be read: {explain_error(document)}")
-        return
     array = value_or_error(array_of, document, store_path)
     if isinstance(array, Exception):
         report.add_problem(f"zarr can't open it: {describe_error(array)}")
@@ -142,26 +154,26 @@ def _check_array(
         _check_v2_codecs(array, report)
         _v2_document(store_path, ".zattrs", report)
         codecs = [codec.codec_id for codec in _v2_codecs_of(array)]
-    index = check_chunks(array, codecs, report, limits, bar)
-    if index is not None and is_in_part:
+    first = check_chunks(array, codecs, report, limits, progress)
+    if first is not None and is_in_part:
         # A strike is remembered, so ask again; an error here must not end the check.
-        value_or_error(sync, _request_a_byte(array, index))
+        value_or_error(sync, _request_a_byte(array, first))
         _report_partial_reads(array, report)
 
 
-async def _request_a_byte(array: AnyArray, index: Index) -> None:
+async def _request_a_byte(array: AnyArray, coords: ChunkCoords) -> None:
     """Request one byte of a chunk; note a strike if that fails, but its store returns the chunk."""
-    chunk = array.store_path / array.metadata.encode_chunk_key(index)
-    source = find_extent(chunk)
-    if isinstance(source, FileExtent):
+    chunk = array.store_path / array.metadata.encode_chunk_key(coords)
+    extent = find_extent(chunk)
+    if isinstance(extent, FileExtent):
         return
     # Not all stores serve the end of an object, where most shards have their index.
     codecs = getattr(array.metadata, "codecs", ())  # Zarr v2 has no shards
     locations = [getattr(codec, "index_location", "") for codec in codecs]
     has_index_at_end = "end" in [getattr(each, "value", each) for each in locations]
-    is_last = has_index_at_end and source.num_bytes is None
-    byte_range = (-1, None) if is_last else (source.start, source.start + 1)
-    answer = await RemoteObject(source).get_range(*byte_range)
+    is_last = has_index_at_end and extent.num_bytes is None
+    byte_range = (-1, None) if is_last else (extent.start, extent.start + 1)
+    answer = await RemoteObject(extent).get_range(*byte_range)
     if answer.kind not in ("read", "failed") and await chunk.get() is not None:
         state_of(chunk.store).strike(chunk.store, answer)
 
@@ -208,8 +220,8 @@ def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayR
 def _v2_document(store_path: StorePath, name: str, report: ArrayReport) -> JSONObject | None:
     """Return a Zarr v2 document, or None if it does not exist or is broken, which is reported."""
     document = document_at(store_path.store, join(store_path.path, name))
-    if isinstance(document, ValueError):  # not the store's error
-        report.add_problem(f"its metadata can't be read: {document}")
+    if isinstance(document, Broken) and isinstance(document.error, ValueError):  # not the store's
+        report.add_problem(f"its metadata can't be read: {document.error}")
     return document if isinstance(document, dict) else None
 
 

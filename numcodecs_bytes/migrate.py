@@ -22,15 +22,15 @@ from zarr.core.sync import sync
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._tools.hierarchy import (
+from numcodecs_bytes._tools.bugs import raise_if_bug
+from numcodecs_bytes._tools.documents import (
     METADATA_NAMES,
+    Broken,
     as_json,
     differing,
     document_at,
-    join,
-    names_in,
-    walk,
 )
+from numcodecs_bytes._tools.folders import join, names_in, walk
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.reporting import ProgressBar, explain_error, printable
 from numcodecs_bytes._tools.v2_to_v3 import compare, v3_document
@@ -41,8 +41,7 @@ __all__ = ["NodeReport", "migrate"]
 
 T = TypeVar("T")
 
-# The metadata documents of a node by name; in place of one that can't be read, the error.
-_Documents = dict[str, Any]
+_Documents = dict[str, JSONObject | Broken]  # the metadata documents of a node that exist, by name
 _Changes = dict[str, JSONObject | None]  # documents to write or, if None, to remove, by key
 _PLANNED = {"migrated": "to be migrated", "undone": "to be undone"}  # statuses in a dry run
 
@@ -86,7 +85,7 @@ def migrate(  # noqa: PLR0913 # the options of the command
     overwrite: bool = False,
     undo: bool = False,
     exclude: Collection[str] = (),
-    bar: ProgressBar | None = None,
+    progress: ProgressBar | None = None,
     storage_options: JSONObject | None = None,
 ) -> list[NodeReport]:
     """Write Zarr v3 metadata next to Zarr v2 metadata, and report the outcome for each node.
@@ -104,7 +103,7 @@ def migrate(  # noqa: PLR0913 # the options of the command
         are the topmost Zarr v3 group above it and all nodes below that.
     exclude : collection of str
         Paths of arrays and groups that stay as they are, with all nodes below them.
-    bar : optional
+    progress : optional
         A progress bar with tqdm's interface; it counts nodes, then the documents that are written.
     storage_options : dict, optional
         Settings of fsspec for a URL.
@@ -124,18 +123,23 @@ def migrate(  # noqa: PLR0913 # the options of the command
     if undo and (overwrite or exclude):
         raise ValueError("undo can't be combined with overwrite or exclude")
     opened = open_store(store, read_only=False, storage_options=storage_options)
-    reports, changes = _plan(opened, bar, exclude, overwrite=overwrite, undo=undo)
+    reports, changes = _plan(opened, progress, exclude, overwrite=overwrite, undo=undo)
     if dry_run:
         return [replace(each, status=_PLANNED.get(each.status, each.status)) for each in reports]
-    _write(opened, changes, bar)
+    _write(opened, changes, progress, "migrate --undo" if undo else "migrate")
     return reports
 
 
 def _plan(
-    store: Store, bar: ProgressBar | None, exclude: Collection[str], *, overwrite: bool, undo: bool
+    store: Store,
+    progress: ProgressBar | None,
+    exclude: Collection[str],
+    *,
+    overwrite: bool,
+    undo: bool,
 ) -> tuple[list[NodeReport], _Changes]:
     """Return the outcome for each node, and the documents to write or remove, in order."""
-    nodes = dict(_counted(_find_nodes(store), bar, "reading metadata"))
+    nodes = dict(_counted(_find_nodes(store), progress, "reading metadata"))
     if isinstance(exclude, str):
         raise TypeError(f"exclude must be a collection of paths, got {exclude!r}")
     excluded = {path.strip("/") if isinstance(path, str) else path for path in exclude}
@@ -145,41 +149,41 @@ def _plan(
             "expected a path such as 'group/array'"
         )
     if undo:
-        return _plan_undo(nodes, bar)
-    return _Migration(store, nodes, excluded, overwrite).plan(bar)
+        return _plan_undo(nodes, progress)
+    return _Migration(store, nodes, excluded, overwrite).plan(progress)
 
 
-def _write(store: Store, changes: _Changes, bar: ProgressBar | None) -> None:
-    for key, document in _counted(changes.items(), bar, "writing", len(changes)):
+def _write(store: Store, changes: _Changes, progress: ProgressBar | None, again: str) -> None:
+    for key, document in _counted(changes.items(), progress, "writing", len(changes)):
         error = value_or_error(_put, store, key, document)
         if isinstance(error, Exception):
             # The error may name zarr's temporary file, which has a random name.
             why = f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
             raise OSError(
-                f"{key} can't be written: {why}; fix that and run migrate again to finish"
+                f"{key} can't be written: {why}; fix that and run {again} again to finish"
             ) from error
 
 
 def _counted(
-    items: Iterable[T], bar: ProgressBar | None, what: str, total: int | None = None
+    items: Iterable[T], progress: ProgressBar | None, what: str, total: int | None = None
 ) -> Iterator[T]:
     """Yield items, and show on a progress bar, if there is one, how many are done."""
-    if bar is not None:
-        bar.set_description(what)
-        bar.reset(total)
+    if progress is not None:
+        progress.set_description(what)
+        progress.reset(total)
     for item in items:
         yield item
-        if bar is not None:
-            bar.update()
+        if progress is not None:
+            progress.update()
 
 
 def _find_nodes(store: Store) -> Iterator[tuple[str, _Documents]]:
     """Yield the path and metadata documents of each node, parents before their children."""
     for path, to_visit in walk(store):
         every = {name: document_at(store, join(path, name)) for name in METADATA_NAMES}
-        errors = [document for document in every.values() if isinstance(document, Exception)]
-        if not path and len(errors) == len(every):
-            raise errors[0]  # the store can't be read at all
+        broken = [document for document in every.values() if isinstance(document, Broken)]
+        if not path and len(broken) == len(every):
+            raise broken[0].error  # the store can't be read at all
         documents = {name: document for name, document in every.items() if document is not None}
         if "zarr.json" in documents or _has_v2(documents):
             yield path, documents
@@ -216,14 +220,14 @@ def _below(path: str, paths: Iterable[str]) -> list[str]:
 
 
 def _plan_undo(
-    nodes: dict[str, _Documents], bar: ProgressBar | None
+    nodes: dict[str, _Documents], progress: ProgressBar | None
 ) -> tuple[list[NodeReport], _Changes]:
     """Return the outcome for each node, and the documents to remove, those of groups first.
 
     All nodes of a Zarr v3 group are kept if one of them is.
     """
     new = {path: documents for path, documents in nodes.items() if "zarr.json" in documents}
-    items = _counted(new.items(), bar, "comparing", len(new))
+    items = _counted(new.items(), progress, "comparing", len(new))
     reasons = {path: _why_kept(documents) for path, documents in items}
     tops = {path: [top for top in (path, *_above(path)) if top in new][-1] for path in new}
     kept = {tops[path]: path or "/" for path in reversed(new) if reasons[path]}
@@ -244,11 +248,16 @@ def _why_kept(documents: _Documents) -> str:
     """Return why the Zarr v3 metadata of a node are not what `migrate` writes, or ""."""
     if not _has_v2(documents):
         return "it has no Zarr v2 metadata"
-    document = value_or_error(_convert, documents, [])
-    if isinstance(document, Exception):
-        return explain_error(document)
-    names = differing(_without_consolidated(documents["zarr.json"]), document)
+    names = value_or_error(_names_that_differ, documents)
+    raise_if_bug(names)
+    if isinstance(names, Exception):
+        return explain_error(names)
     return names and f"zarr.json differs from what migrate writes in {names}"
+
+
+def _names_that_differ(documents: _Documents) -> str:
+    intact = _intact(documents)
+    return differing(_without_consolidated(intact["zarr.json"]), _convert(intact, []))
 
 
 @dataclass
@@ -262,10 +271,10 @@ class _Migration:
     reports: list[NodeReport] = field(default_factory=list)
     changes: _Changes = field(default_factory=dict)
 
-    def plan(self, bar: ProgressBar | None) -> tuple[list[NodeReport], _Changes]:
+    def plan(self, progress: ProgressBar | None) -> tuple[list[NodeReport], _Changes]:
         """Plan to migrate all nodes that have Zarr v2 metadata, each after all nodes below it."""
         items = reversed(self.nodes.items())
-        for path, documents in _counted(items, bar, "comparing", len(self.nodes)):
+        for path, documents in _counted(items, progress, "comparing", len(self.nodes)):
             if _has_v2(documents):
                 report = NodeReport(path, _kind(documents), "Zarr v3 already")
                 self.reports.append(report)
@@ -283,21 +292,23 @@ class _Migration:
             report.reasons = [how_to_open if existing is None else "its zarr.json stays as it is"]
             return
         document = value_or_error(self._document, path, documents, report.notes)
+        raise_if_bug(document)
         if isinstance(document, Exception):
             report.status, report.reasons, report.notes = "refused", [explain_error(document)], []
             return
-        if existing is None or differing(existing, document):
+        if not isinstance(existing, dict) or differing(existing, document):
             documents["zarr.json"] = self.changes[join(path, "zarr.json")] = document
             report.status = "migrated"
 
     def _document(self, path: str, documents: _Documents, notes: list[str]) -> JSONObject:
         """Return the document that a node needs, or raise the error that prevents its migration."""
-        document, existing = _convert(documents, notes), documents.get("zarr.json")
+        intact = _intact(documents)
+        document, existing = _convert(intact, notes), intact.get("zarr.json")
         if existing is None or differing(_without_consolidated(existing), document):
-            if ".zarray" in documents:
-                compare(zarr.storage.StorePath(self.store, path), documents[".zarray"], document)
+            if ".zarray" in intact:
+                compare(zarr.storage.StorePath(self.store, path), intact[".zarray"], document)
             if existing is not None:
-                self._refuse_to_replace(path, documents, document)
+                self._refuse_to_replace(path, intact, document)
             refused = [report.path for report in self.reports if report.status == "refused"]
             if hidden := _below(path, refused):
                 raise ValueError(
@@ -312,11 +323,13 @@ class _Migration:
                     "with zarr 3.2 or newer, and read it with that"
                 )
         # zarr before 3.1.4 writes null where there is none.
-        if ".zmetadata" in documents or (existing or {}).get("consolidated_metadata") is not None:
+        if ".zmetadata" in intact or (existing or {}).get("consolidated_metadata") is not None:
             return _consolidated(path, document, self.nodes)
         return document
 
-    def _refuse_to_replace(self, path: str, documents: _Documents, document: JSONObject) -> None:
+    def _refuse_to_replace(
+        self, path: str, documents: dict[str, JSONObject], document: JSONObject
+    ) -> None:
         """Raise ValueError unless a different `zarr.json` may be replaced by a document."""
         existing = _without_consolidated(documents["zarr.json"])
         members = ("node_type", "chunk_key_encoding", "dimension_names")
@@ -346,11 +359,18 @@ class _Migration:
             )
 
 
-def _convert(documents: _Documents, notes: list[str]) -> JSONObject:
+def _intact(documents: _Documents) -> dict[str, JSONObject]:
+    """Return the documents of a node, or raise the error of one that is broken."""
+    intact: dict[str, JSONObject] = {}
+    for name, document in documents.items():
+        if isinstance(document, Broken):
+            raise document.error
+        intact[name] = document
+    return intact
+
+
+def _convert(documents: dict[str, JSONObject], notes: list[str]) -> JSONObject:
     """Return the Zarr v3 document of a node, or raise the error that prevents its migration."""
-    for document in documents.values():
-        if isinstance(document, Exception):
-            raise document
     attributes, old = documents.get(".zattrs", {}), documents.get(".zarray")
     if old is None:
         return {"attributes": attributes, "zarr_format": 3, "node_type": "group"}
@@ -378,8 +398,8 @@ def _consolidated(path: str, document: JSONObject, nodes: dict[str, _Documents])
     store = zarr.storage.MemoryStore()
     for other in _below(path, nodes):
         other_document = nodes[other].get("zarr.json")
-        if isinstance(other_document, Exception):
-            raise other_document
+        if isinstance(other_document, Broken):
+            raise other_document.error
         if other_document is not None:
             _put(store, join(other.removeprefix(path).lstrip("/"), "zarr.json"), other_document)
     _put(store, "zarr.json", document)

@@ -458,7 +458,7 @@ class TestHierarchies:
 
     def test_the_progress_bar_gets_to_its_end(self, healthy):
         bar = Mock(total=None)
-        list(checks.check(healthy, bar=bar))
+        list(checks.check(healthy, progress=bar))
         assert sum(each.args[0] for each in bar.update.mock_calls) == bar.total == 31
 
 

@@ -397,6 +397,24 @@ class TestHierarchies:
         assert (report.status, report.reasons) == ("kept", ["ValueError"])
         assert (tmp_path / "zarr.json").exists()
 
+    @pytest.mark.parametrize("command", ["migrate", "migrate --undo"])
+    def test_the_advice_after_a_failure(self, folder, command):
+        """After a failed --undo, it was to run migrate again, which does the opposite."""
+
+        class Full(zarr.storage.LocalStore):
+            async def delete(self, key):
+                raise OSError(28, "No space left on device", key)
+
+            async def set(self, key, value):
+                raise OSError(28, "No space left on device", key)
+
+        is_undo = command.endswith("--undo")
+        if is_undo:
+            migrate(folder)
+        advice = f"No space left on device; fix that and run {command} again to finish"
+        with pytest.raises(OSError, match=advice):
+            migrate(Full(folder), undo=is_undo)
+
     def test_groups_apart_are_undone_apart(self, folder):
         """Where a group is still Zarr v2, what it shows does not depend on Zarr v3."""
         migrated(folder)
@@ -439,7 +457,7 @@ class TestHierarchies:
 
     def test_a_progress_bar_counts_nodes_and_documents(self, folder):
         bar = Mock()
-        migrate(folder, bar=bar)
+        migrate(folder, progress=bar)
         assert [each.args for each in bar.reset.mock_calls] == [(None,), (9,), (9,)]
         assert bar.update.call_count == 3 * 9
 
@@ -641,7 +659,7 @@ class TestCommand:
                 tmp_path,
                 *(["--verbose"] * (command == "migrate")),
             ),
-            status=0 if command == "migrate" else 2,
+            status=0 if command == "migrate" else 141,
             options={"capture_output": False, "stdout": writing, "stderr": subprocess.PIPE},
         )
         os.close(writing)

@@ -1,6 +1,5 @@
-"""The configuration of the codec: `endian`, `dtype`, data type names in metadata; and sizes."""
+"""The configuration of the codec: `endian`, `dtype`, data type names in metadata."""
 
-import math
 import re
 import reprlib
 from collections.abc import Mapping
@@ -129,17 +128,3 @@ def dtype_to_json(dtype: AnyDType) -> str | list[object]:
             base, shape = field.subdtype
             fields.append([name, dtype_to_json(base), list(shape)])
     return fields
-
-
-def parse_size(size: object) -> int | None:
-    """Return a number of bytes, perhaps written as in Dask ("1 MiB"); None if it is invalid."""
-    pattern = r"\s*(\d*\.?\d+(?:e\+?\d+)?)\s*(?:([kmgtp])(i?))?b?\s*"
-    match = re.fullmatch(pattern, str(size), re.IGNORECASE)
-    if match is None or isinstance(size, bool):
-        return None
-    number, prefix, is_binary = match.groups()
-    if not (prefix or float(number).is_integer()):
-        return None
-    power = " kmgtp".index((prefix or " ").lower())
-    num_bytes = float(number) * (1024 if is_binary else 1000) ** power
-    return int(num_bytes) if num_bytes < math.inf else None

@@ -25,57 +25,63 @@ from zarr.types import AnyArray
 from numcodecs_bytes._core.catch import async_value_or_error
 from numcodecs_bytes._core.dtypes import Array, leaf_dtypes, pack_dtype, stored_dtype
 from numcodecs_bytes._plan.shards import REMEDY
-from numcodecs_bytes._tools.hierarchy import (
-    MAX_UNLISTED,
-    Index,
-    Listing,
-    StoredChunk,
-    array_of,
-    chunks_at,
-    grid_of,
-    join,
-    stored_chunks,
-)
+from numcodecs_bytes._tools.arrays import array_of
+from numcodecs_bytes._tools.folders import join
 from numcodecs_bytes._tools.reporting import ArrayReport, Limits, ProgressBar, describe_error
+from numcodecs_bytes._tools.stored_chunks import (
+    MAX_UNLISTED,
+    BesideChunks,
+    ChunkCoords,
+    MisnamedChunk,
+    OtherFile,
+    StoredChunk,
+    UnlistedArray,
+    UnlistedFolder,
+    chunks_at,
+    find_chunks,
+    grid_of,
+)
 from numcodecs_bytes._zarr_api.names import plural, target_of
 from numcodecs_bytes._zarr_api.private_names import V2Codec
 from numcodecs_bytes._zarr_api.versions import concurrency
 
 
 def check_chunks(
-    array: AnyArray, codecs: list[str], report: ArrayReport, limits: Limits, bar: ProgressBar | None
-) -> Index | None:
-    """Report the problems of an array's chunks; return the index of the first chunk, if any."""
+    array: AnyArray,
+    codecs: list[str],
+    report: ArrayReport,
+    limits: Limits,
+    progress: ProgressBar | None,
+) -> ChunkCoords | None:
+    """Report the problems of an array's chunks; return the coordinates of the first one, if any."""
     try:
         num_in_all = math.prod(grid_of(array))
     except NotImplementedError as error:
         report.notes.append(f"its chunks were not checked: {error}")
         return None
-    advance: Callable[[int], object] = bar.update if bar is not None else lambda _: None
-    if bar is not None:
-        bar.total = (bar.total or 0) + num_in_all
-        bar.refresh()
+    advance: Callable[[int], object] = progress.update if progress is not None else lambda _: None
+    if progress is not None:
+        progress.total = (progress.total or 0) + num_in_all
+        progress.refresh()
+    checks = _checks_of(array, codecs, report, limits)
     num_before = len(report.problems), report.num_problems
-    expected = _expected_length(array, codecs)
-    is_blosc = codecs[-1:] in (["blosc"], ["numcodecs.blosc"]) and not array.shards
-    decoded = _array_to_decode(array, codecs, report, limits, is_encoded=expected is None)
-    checks = _Checks(array, expected, is_blosc, decoded, limits.max_chunk_bytes)
-    listing, first, sizes, num_unread = Listing(), None, set[int | None](), 0
-    chunks = itertools.islice(stored_chunks(array, listing), limits.max_chunks)
+    beside: list[BesideChunks] = []
+    first, sizes, num_unread = None, set[int | None](), 0
+    chunks = itertools.islice(_only_chunks(find_chunks(array), beside), limits.max_chunks)
     while batch := list(itertools.islice(chunks, checks.num_at_once)):
         problems = checks.problems_of(batch)
         for chunk in batch:
             size = chunk.size if isinstance(chunk.size, int) else None
-            first = chunk.at if first is None and size is not None else first
+            first = chunk.coords if first is None and size is not None else first
             sizes.add(size)
             num_unread += checks.reads_members and not checks.reads(chunk)
-            if problem := problems[chunk.at]:
+            if problem := problems[chunk.coords]:
                 target = target_of(array.store, chunk.key)
                 report.add_problem(f"chunk {chunk.key}{target} {problem}")
         report.num_chunks += len(batch)
         advance(len(batch))
     advance(num_in_all - report.num_chunks)
-    if why := _why_all_are_wrong(array, report.num_chunks, sizes, expected):
+    if why := _why_all_are_wrong(array, report.num_chunks, sizes, checks.expected):
         del report.problems[num_before[0] :]  # the same of each chunk
         report.num_problems = num_before[1]
         report.add_problem(why)
@@ -83,8 +89,19 @@ def check_chunks(
         what = f"{num_unread} of {report.num_chunks} members of the zip archive"
         limit = f"the limit is {limits.max_chunk_bytes} bytes"
         report.notes.append(f"the checksums of {what} were not checked: {limit}")
-    _report_listing(array, listing, num_in_all, report, limits)
+    _report_listing(array, beside, num_in_all, report, limits)
     return first
+
+
+def _only_chunks(
+    found: Iterator[StoredChunk | BesideChunks], beside: list[BesideChunks]
+) -> Iterator[StoredChunk]:
+    """Yield the chunks, and keep what else is found."""
+    for each in found:
+        if isinstance(each, StoredChunk):
+            yield each
+        else:
+            beside.append(each)
 
 
 def _why_all_are_wrong(
@@ -132,25 +149,33 @@ class _Checks:
         """Whether a member of a zip archive is short enough to be read."""
         return not isinstance(chunk.size, int) or chunk.size <= self.max_member_bytes
 
-    def problems_of(self, batch: list[StoredChunk]) -> dict[Index, str]:
+    def problems_of(self, batch: list[StoredChunk]) -> dict[ChunkCoords, str]:
         """Return the problem of each chunk, or ""."""
         lengths = [self.expected] * len(batch)
         if self.is_blosc:
             arguments = [(self.array, chunk) for chunk in batch]
             lengths = sync(concurrent_map(arguments, _length_in_header, concurrency()))
         problems = {
-            chunk.at: _problem_with_size(chunk.size, length)
+            chunk.coords: _problem_with_size(chunk.size, length)
             for chunk, length in zip(batch, lengths, strict=True)
         }
         if self.reads_members:
-            members = [chunk for chunk in batch if not problems[chunk.at] and self.reads(chunk)]
+            members = [chunk for chunk in batch if not problems[chunk.coords] and self.reads(chunk)]
             arguments = [(self.array, chunk) for chunk in members]
             found = sync(concurrent_map(arguments, _problem_of_member, concurrency()))
-            problems |= {chunk.at: why for chunk, why in zip(members, found, strict=True)}
+            problems |= {chunk.coords: why for chunk, why in zip(members, found, strict=True)}
         if self.decoded is not None:
-            whole = [index for index, problem in problems.items() if not problem]
+            whole = [coords for coords, problem in problems.items() if not problem]
             problems |= sync(_problems_in(self.decoded, whole))
         return problems
+
+
+def _checks_of(array: AnyArray, codecs: list[str], report: ArrayReport, limits: Limits) -> _Checks:
+    """Return what is checked of the chunks of an array, and report what is not."""
+    expected = _expected_length(array, codecs)
+    is_blosc = codecs[-1:] in (["blosc"], ["numcodecs.blosc"]) and not array.shards
+    decoded = _array_to_decode(array, codecs, report, limits, is_encoded=expected is None)
+    return _Checks(array, expected, is_blosc, decoded, limits.max_chunk_bytes)
 
 
 def _expected_length(array: AnyArray, codecs: list[str]) -> int | None:
@@ -238,33 +263,33 @@ def _problem_with_size(size: int | Exception, expected: int | None) -> str:
     return f"holds {size} bytes, expected {expected}: {why}"
 
 
-async def _problems_in(array: AnyArray, indices: list[Index]) -> dict[Index, str]:
+async def _problems_in(array: AnyArray, all_coords: list[ChunkCoords]) -> dict[ChunkCoords, str]:
     """Decode chunks, and return the problems of those that have any."""
 
-    async def problems_in(run: list[Index]) -> dict[Index, str]:
+    async def problems_in(run: list[ChunkCoords]) -> dict[ChunkCoords, str]:
         # Together they take a fraction of the time.
         if len(run) > 1 and not await _problem_in(array, run):
             return {}
-        return {index: await _problem_in(array, [index]) for index in run}
+        return {coords: await _problem_in(array, [coords]) for coords in run}
 
-    runs = [(run,) for run in _runs(indices)]
+    runs = [(run,) for run in _runs(all_coords)]
     found = await concurrent_map(runs, problems_in, concurrency())
-    return {index: problem for problems in found for index, problem in problems.items()}
+    return {coords: problem for problems in found for coords, problem in problems.items()}
 
 
-def _runs(indices: list[Index]) -> Iterator[list[Index]]:
+def _runs(all_coords: list[ChunkCoords]) -> Iterator[list[ChunkCoords]]:
     """Yield lists of chunks that are next to each other along the last axis."""
-    run: list[Index] = []
-    for index in sorted(indices):
-        if run and index != (*run[-1][:-1], run[-1][-1] + 1):
+    run: list[ChunkCoords] = []
+    for coords in sorted(all_coords):
+        if run and coords != (*run[-1][:-1], run[-1][-1] + 1):
             yield run
             run = []
-        run.append(index)
+        run.append(coords)
     if run:
         yield run
 
 
-async def _problem_in(array: AnyArray, run: list[Index]) -> str:
+async def _problem_in(array: AnyArray, run: list[ChunkCoords]) -> str:
     """Decode chunks that are next to each other, and return their problem, or ""."""
     num_invalid = 0
     for region in _regions_of(array, run[0], run[-1]):
@@ -282,7 +307,9 @@ async def _problem_in(array: AnyArray, run: list[Index]) -> str:
     )
 
 
-def _regions_of(array: AnyArray, first: Index, last: Index) -> Iterator[tuple[slice, ...]]:
+def _regions_of(
+    array: AnyArray, first: ChunkCoords, last: ChunkCoords
+) -> Iterator[tuple[slice, ...]]:
     """Yield the regions to decode at a time: of a shard, rows of about 64 MiB."""
     shape = array.shards or array.chunks
     grid = zip(first, last, shape, array.shape, strict=True)
@@ -305,31 +332,29 @@ def _count_invalid(elements: Array) -> int:
 
 
 def _report_listing(
-    array: AnyArray, listing: Listing, num_in_all: int, report: ArrayReport, limits: Limits
+    array: AnyArray,
+    beside: list[BesideChunks],
+    num_in_all: int,
+    report: ArrayReport,
+    limits: Limits,
 ) -> None:
     """Report folders that can't be listed, how many chunks there are, misnamed and other files."""
-    for error in listing.errors:
+    errors = [each.error for each in beside if isinstance(each, UnlistedFolder)]
+    for error in errors:
         report.add_problem(f"a folder of chunks can't be listed: {describe_error(error)}")
-    num_chunks, others = report.num_chunks, list(listing.others)
-    present = {index for index, *_ in chunks_at(array, (index for index, _ in listing.misnamed))}
-    for index, name in listing.misnamed:
-        if index in present:
-            others.append(name)
-            continue
-        key = join(array.path, array.metadata.encode_chunk_key(index))
-        report.add_problem(
-            f"chunk {key} is missing, but there is {join(array.path, name)}: the separator or the "
-            "chunk key encoding in the metadata may be wrong"
-        )
+    others = [each.name for each in beside if isinstance(each, OtherFile)]
+    others += _report_misnamed(array, beside, report)
+    num_chunks = report.num_chunks
     if num_chunks == limits.max_chunks:
         report.notes.append(f"{num_chunks} of {num_in_all} chunks were checked")
         return
-    num_tried = num_in_all if listing.is_listed else min(num_in_all, MAX_UNLISTED)
-    if not listing.is_listed and num_in_all:
+    num_tried = num_in_all
+    if any(isinstance(each, UnlistedArray) for each in beside) and num_in_all:
+        num_tried = min(num_in_all, MAX_UNLISTED)
         tried = f"{num_tried} of {num_in_all} names of chunks were tried"
         report.notes.append(f"{tried}: the store lists none")
     if num_chunks < num_tried == num_in_all:
-        is_sure = not listing.errors
+        is_sure = not errors
         missing = "missing ones are read as the fill value" if is_sure else "others were not found"
         report.notes.append(f"{num_chunks} of {num_in_all} chunks are present; the {missing}")
     if others:
@@ -337,3 +362,17 @@ def _report_listing(
         more = ", ..." if len(others) > 3 else ""
         note = f"zarr does not read {files}, because no chunk has such a name: {names}{more}"
         report.notes.append(note)
+
+
+def _report_misnamed(array: AnyArray, beside: list[BesideChunks], report: ArrayReport) -> list[str]:
+    """Report chunks that have another name; return the names of those that also have their own."""
+    misnamed = [each for each in beside if isinstance(each, MisnamedChunk)]
+    present = {chunk.coords for chunk in chunks_at(array, [each.coords for each in misnamed])}
+    for coords, name in [(each.coords, each.name) for each in misnamed]:
+        if coords not in present:
+            key = join(array.path, array.metadata.encode_chunk_key(coords))
+            report.add_problem(
+                f"chunk {key} is missing, but there is {join(array.path, name)}: the separator or "
+                "the chunk key encoding in the metadata may be wrong"
+            )
+    return [each.name for each in misnamed if each.coords in present]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
@@ -9,24 +10,64 @@ from zarr.storage import StorePath
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._tools.hierarchy import (
-    Consolidated,
-    Document,
-    array_of,
-    differing,
-    document_at,
-    join,
-)
+from numcodecs_bytes._tools.arrays import array_of
+from numcodecs_bytes._tools.documents import Broken, Document, differing, document_at, object_of
+from numcodecs_bytes._tools.folders import join
 
 _REMEDY = "consolidate them again, with zarr.consolidate_metadata"
 
 
+class Consolidated(NamedTuple):
+    """The consolidated metadata of a group."""
+
+    group: str  # its path
+    zarr_format: int
+    arrays: dict[str, JSONObject | Broken]  # by their paths; in Zarr v2, too, with attributes
+
+
+def consolidated_in(
+    store: Store, path: str, group: Document, names: list[str]
+) -> Consolidated | None:
+    """Return the consolidated metadata of a group, whose folder has these names, if it has any.
+
+    Its own document is that of Zarr v3, or None.
+    """
+    if isinstance(group, dict):
+        consolidated = group.get("consolidated_metadata")
+    elif names and ".zmetadata" not in names:
+        return None
+    else:
+        consolidated = document_at(store, join(path, ".zmetadata"))
+    found = consolidated.get("metadata") if isinstance(consolidated, dict) else None
+    if not isinstance(found, dict):
+        return None
+    if group is None:
+        return Consolidated(path, 2, dict(_v2_arrays(path, found)))
+    documents = {key: object_of(data, key) for key, data in found.items()}
+    arrays = {
+        join(path, key): document
+        for key, document in documents.items()
+        if isinstance(document, Broken) or document.get("node_type") != "group"
+    }
+    return Consolidated(path, 3, arrays)
+
+
+def _v2_arrays(group: str, found: JSONObject) -> Iterator[tuple[str, JSONObject | Broken]]:
+    """Yield the path of each array, and its document with its attributes."""
+    for key, data in found.items():
+        name, _, file = key.rpartition("/")
+        if file != ".zarray":
+            continue
+        document = object_of(data, key)
+        if isinstance(document, dict):
+            document = document | {"attributes": found.get(join(name, ".zattrs"), {})}
+        yield join(group, name), document
+
+
 def stale_metadata(
-    store_path: StorePath, document: Document, consolidated: list[Consolidated]
+    store_path: StorePath, document: JSONObject, consolidated: list[Consolidated]
 ) -> Iterator[str]:
     """Yield what is wrong with the consolidated metadata of an array in the groups above it."""
-    if not isinstance(document, dict):
-        return
     path, zarr_format = store_path.path, document.get("zarr_format")
     for group, consolidated_format, arrays in consolidated:
         if consolidated_format != zarr_format or (group and not path.startswith(f"{group}/")):
@@ -37,11 +78,10 @@ def stale_metadata(
         if zarr_format == 2:
             attributes = document_at(store_path.store, join(path, ".zattrs"))
             document = document | {"attributes": attributes or {}}
-        own, stated = [
-            value_or_error(_as_zarr_writes, each, store_path) for each in (document, arrays[path])
-        ]
+        own = value_or_error(_as_zarr_writes, document, store_path)
         if isinstance(own, Exception):  # which is reported
             return
+        stated = value_or_error(_as_zarr_writes, arrays[path], store_path)
         of_group = f"the consolidated metadata of group /{group}"
         if isinstance(stated, Exception):
             yield f"{of_group} have it in a way that zarr can't open: {_REMEDY}"
@@ -49,8 +89,10 @@ def stale_metadata(
             yield f"{of_group} differ from its own in {names}: {_REMEDY}"
 
 
-def _as_zarr_writes(document: Document, store_path: StorePath) -> JSONObject:
+def _as_zarr_writes(document: JSONObject | Broken, store_path: StorePath) -> JSONObject:
     """Return the metadata in a document of an array in the form that this zarr writes."""
+    if isinstance(document, Broken):
+        raise document.error
     buffers = array_of(document, store_path).metadata.to_buffer_dict(default_buffer_prototype())
     written: JSONObject = {}
     for name, buffer in buffers.items():

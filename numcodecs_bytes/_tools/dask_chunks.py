@@ -8,8 +8,8 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any, overload
 
-from numcodecs_bytes._core.configuration import parse_size
 from numcodecs_bytes._core.dtypes import has_variable_length
+from numcodecs_bytes._core.sizes import parse_size
 from numcodecs_bytes._plan.outcome import LeftToZarr
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _plan_chunks(array: Any, size: int, given: dict[int, Lengths]) -> tuple[Leng
     level, up to the size. So they are complete along the axes before the one that grew last, and
     one unit along those after.
     """
-    from numcodecs_bytes._tools.hierarchy import read_in_part  # which imports zarr
+    from numcodecs_bytes._tools.arrays import read_in_part  # which imports zarr
 
     shape, order = array.shape, tuple(range(array.ndim))
     try:

@@ -19,7 +19,7 @@ from zarr.core.sync import sync
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._sources.stores import read_like
-from numcodecs_bytes._tools.hierarchy import METADATA_NAMES
+from numcodecs_bytes._tools.documents import METADATA_NAMES
 
 # Files that references can point into: what they are, their first bytes, the ends of their names,
 # and the code that makes references, given the file, its folder, and the file to write.
@@ -62,7 +62,7 @@ def open_store(
     *,
     read_only: bool = True,
     storage_options: JSONObject | None = None,
-    version: dict[str, str] | None = None,
+    icechunk_ref: dict[str, str] | None = None,
 ) -> Store:
     """Open the store at a path or URL, of any kind; return a store as it is.
 
@@ -71,8 +71,8 @@ def open_store(
     if not read_only and _is_zip(location):  # an interruption would leave it without its contents
         raise ValueError("a zip archive can't be changed: unpack it, migrate, and pack it again")
     if isinstance(location, Store):
-        if storage_options or version:
-            what = "storage_options and version"
+        if storage_options or icechunk_ref:
+            what = "storage_options and icechunk_ref"
             raise ValueError(f"{what} are for paths and URLs, not for open stores")
         return location
     location, options = str(location), dict(storage_options or {})
@@ -86,9 +86,11 @@ def open_store(
             bucket, _, prefix = folder.rstrip("/").partition("://")[2].partition("/")
             raise ValueError(_REPOSITORY_LINES.format(bucket=bucket, prefix=prefix))
         _need("icechunk", "icechunk")
-        return _open_repository(folder, version or {"branch": "main"})
-    if version:
-        raise ValueError(f"this is not an Icechunk repository, so it has no {next(iter(version))}")
+        return _open_repository(folder, icechunk_ref or {"branch": "main"})
+    if icechunk_ref:
+        raise ValueError(
+            f"this is not an Icechunk repository, so it has no {next(iter(icechunk_ref))}"
+        )
     return store
 
 
@@ -101,7 +103,7 @@ async def _is_repository(store: Store) -> bool:
     return await store.get("refs/branch.main/ref.json", prototype) is not None
 
 
-def _open_repository(folder: str, version: dict[str, str]) -> Store:
+def _open_repository(folder: str, icechunk_ref: dict[str, str]) -> Store:
     import icechunk  # optional, but installed if this is called
 
     storage = icechunk.local_filesystem_storage(folder)
@@ -110,7 +112,7 @@ def _open_repository(folder: str, version: dict[str, str]) -> Store:
     others = dict.fromkeys((config and config.virtual_chunk_containers) or ())
     repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=others)
     arguments = {"snapshot": "snapshot_id"}
-    chosen: Any = {arguments.get(kind, kind): name for kind, name in version.items()}
+    chosen: Any = {arguments.get(kind, kind): name for kind, name in icechunk_ref.items()}
     store: Store = repository.readonly_session(**chosen).store
     return store
 

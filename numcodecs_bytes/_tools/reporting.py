@@ -1,4 +1,4 @@
-"""What `check` reports about an array, the limits of what it checks, and how it shows progress."""
+"""What the commands report: errors in words, and of `check`, its findings, limits and progress."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field

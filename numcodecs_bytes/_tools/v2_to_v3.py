@@ -26,8 +26,9 @@ from numcodecs_bytes._core.dtypes import (
     leaf_dtypes,
     pack_dtype,
 )
-from numcodecs_bytes._tools.hierarchy import Listing, array_of, stored_chunks, why_not_opened
+from numcodecs_bytes._tools.arrays import array_of, why_not_opened
 from numcodecs_bytes._tools.reporting import explain_error
+from numcodecs_bytes._tools.stored_chunks import StoredChunk, find_chunks
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_data_types import struct_of
 
@@ -39,7 +40,7 @@ class MixedByteOrderError(ValueError):
 def v3_document(old: JSONObject) -> JSONObject:
     """Return Zarr v3 metadata, without attributes, with which the chunks of an array read the same.
 
-    Raises ValueError if Zarr v3 can't express `.zarray`, and what zarr raises if it can't open it.
+    Raises ValueError if Zarr v3 can't express `.zarray`, or zarr can't open it.
     """
     try:
         metadata = ArrayV2Metadata.from_dict(old)
@@ -47,6 +48,8 @@ def v3_document(old: JSONObject) -> JSONObject:
         if why := why_not_opened(old):
             raise ValueError(f"{error}; {why}") from error
         raise
+    except TypeError as error:  # of a codec's configuration
+        raise ValueError(explain_error(error)) from error
     dtype = pack_dtype(metadata.dtype.to_native_dtype())
     filters, serializer, of_bytes = _split(metadata)
     before = [_v3_codec(codec, dtype) for codec in filters]
@@ -191,12 +194,15 @@ def _sample(dtype: AnyDType, shape: tuple[int, ...]) -> Array:
 def compare(store_path: StorePath, old: JSONObject, new: JSONObject) -> None:
     """Raise ValueError unless an array's first chunk reads the same with either metadata."""
     arrays = [array_of(document, store_path) for document in (old, new)]
-    stored = stored_chunks(arrays[0], Listing())
-    indices = (index for index, _, size in stored if not isinstance(size, IsADirectoryError))
-    if (index := next(indices, None)) is None:
-        return
-    name = f"chunk {arrays[0].metadata.encode_chunk_key(index)}"
-    both = value_or_error(lambda: [np.asarray(array.blocks[index]) for array in arrays])
+    for found in find_chunks(arrays[0]):
+        if isinstance(found, StoredChunk) and not isinstance(found.size, IsADirectoryError):
+            _compare_chunk(arrays, found.coords)
+            return
+
+
+def _compare_chunk(arrays: list[AnyArray], coords: tuple[int, ...]) -> None:
+    name = f"chunk {arrays[0].metadata.encode_chunk_key(coords)}"
+    both = value_or_error(lambda: [np.asarray(array.blocks[coords]) for array in arrays])
     if isinstance(both, Exception):
         why = explain_error(both)
         raise ValueError(f"{name} can't be read: {why}") from both  # noqa: TRY004

@@ -20,7 +20,7 @@ from typing import Any, Generic, Literal, TypeVar
 import zarr
 
 from numcodecs_bytes._core.catch import value_or_error
-from numcodecs_bytes._core.configuration import parse_size
+from numcodecs_bytes._core.sizes import parse_size
 
 T = TypeVar("T")
 WriteMode = bool | Literal["require"]  # of the option `write_in_place`

@@ -3,15 +3,20 @@
 import contextlib
 import json
 import pickle
+import shutil
+import zipfile
 from pathlib import Path
 
 import numcodecs
 import pytest
 import zarr
-from helpers import HAS_STRUCT, metadata, write_v2
+from helpers import HAS_STRUCT, bytes_codec, metadata, write_array, write_v2
 
+from numcodecs_bytes._tools import documents
 from numcodecs_bytes.check import check
 from numcodecs_bytes.migrate import migrate
+
+PLAIN = [bytes_codec()]
 
 
 class Touch:
@@ -69,6 +74,41 @@ class TestCodecsThatRunCode:
         with contextlib.suppress(Exception):
             zarr.open_array(path, mode="r")[...]
         assert touched.exists()  # zarr runs it
+
+
+class TestArchives:
+    @pytest.fixture
+    def archive(self, tmp_path):
+        """Return the path of an archive with a damaged array, and a function that adds members."""
+        write_array(tmp_path / "a" / "damaged", bytes(3), "int8", PLAIN)
+        path = shutil.make_archive(str(tmp_path / "a"), "zip", tmp_path / "a")
+
+        def add(**members):
+            with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as members_of:
+                for name, content in members.items():
+                    members_of.writestr(name, content)
+            return {report.path: report.problems for report in check(path)}
+
+        return add
+
+    @pytest.mark.parametrize("folder", ["a/../e", "./e", "e/."])
+    def test_names_that_no_path_has(self, archive, folder):
+        """The check ended, and a damaged array beside it was never reported."""
+        found = archive(**{f"{folder}/zarr.json": json.dumps(metadata("int8", PLAIN))})
+        assert "holds 3 bytes, expected 4" in found.pop("damaged")[0]
+        ((problem,),) = found.values()
+        assert problem.startswith("its metadata can't be read: The path ")
+
+    def test_documents_that_inflate(self, archive, monkeypatch):
+        """400 MiB of spaces took 840."""
+        monkeypatch.setattr(documents, "_MAX_MEMBER_BYTES", 10_000)
+        found = archive(**{"e/zarr.json": " " * 10_001, "f/zarr.json": " " * 9_998 + "{}"})
+        why = (
+            "its metadata can't be read: e/zarr.json has more than 10000 bytes, so it was not read"
+        )
+        assert found["e"] == [why]
+        assert found["f"][0].startswith("zarr can't open it: ")
+        assert "holds 3 bytes, expected 4" in found["damaged"][0]
 
 
 class TestOwnWords:

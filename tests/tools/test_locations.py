@@ -106,7 +106,7 @@ class TestStorageOptions:
         with pytest.raises(ValueError, match="not for local files"):
             list(check(tmp_path, storage_options={"anon": True}))
         with pytest.raises(ValueError, match="not for open stores"):
-            list(check(zarr.storage.MemoryStore(), version={"tag": "a"}))
+            list(check(zarr.storage.MemoryStore(), icechunk_ref={"tag": "a"}))
 
     def test_a_dry_run_refuses_the_references_that_migrate_refuses(self, tmp_path, capsys):
         """It reported them as to be migrated."""
@@ -149,8 +149,8 @@ class TestIcechunk:
         (report, _) = check(location.format(tmp_path))
         assert (report.path, report.num_chunks, report.partial_reads) == ("v", 1, "yes")
         assert (report.problems, report.notes) == ([], [])
-        for version in ({"tag": "first"}, {"snapshot": snapshot}):
-            assert paths_in(location.format(tmp_path), version=version) == ["v"]
+        for ref in ({"tag": "first"}, {"snapshot": snapshot}):
+            assert paths_in(location.format(tmp_path), icechunk_ref=ref) == ["v"]
 
     def test_names_alone_do_not_make_a_repository(self, tmp_path, s3):
         """Arrays may be called like the files of a repository."""
@@ -164,7 +164,7 @@ class TestIcechunk:
     def test_wrong_versions(self, tmp_path, capsys):
         write_array(tmp_path, None, "int8", PLAIN)
         with pytest.raises(ValueError, match="not an Icechunk repository, so it has no tag"):
-            paths_in(tmp_path, version={"tag": "first"})
+            paths_in(tmp_path, icechunk_ref={"tag": "first"})
         with pytest.raises(SystemExit, match="2"):
             main(["check", "a", "--tag", "b", "--branch", "c"])
         assert "not allowed with argument" in capsys.readouterr().err

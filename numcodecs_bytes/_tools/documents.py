@@ -1,0 +1,88 @@
+"""Reads metadata documents of a store, and compares them."""
+
+import json
+import re
+import reprlib
+import stat
+from dataclasses import dataclass
+
+from zarr.abc.store import RangeByteRequest, Store
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import LocalStore, ZipStore
+
+from numcodecs_bytes._core.catch import value_or_error
+from numcodecs_bytes._core.configuration import JSONObject
+
+METADATA_NAMES = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+# What Zarr and NCZarr store next to chunks, and in groups.
+METADATA = re.compile(r"zarr\.json|\.z(array|attrs|group|metadata)|\.ncz(array|attr|var)")
+
+# A member of a zip archive may be a thousand times as long as what is stored of it.
+_MAX_MEMBER_BYTES = 100_000_000
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A document that can't be read.
+
+    The error is what the store raises or, if what it returns is no JSON object, a ValueError that
+    names the document.
+    """
+
+    error: Exception
+
+
+# A document that is found, broken, or missing.
+Document = JSONObject | Broken | None
+
+
+def document_at(store: Store, key: str) -> Document:
+    """Return a JSON object in the store; None if it is missing."""
+    raw = value_or_error(_read, store, key)
+    if raw is None or isinstance(raw, FileNotFoundError | NotADirectoryError):
+        return None
+    if isinstance(raw, Exception):
+        return Broken(raw)
+    try:
+        return object_of(json.loads(raw), key)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        return Broken(ValueError(f"{key} is not JSON: {error}"))
+    except RecursionError:
+        return Broken(ValueError(f"{key} is nested too deeply"))
+    except ValueError:  # which advises to change a setting of Python
+        return Broken(ValueError(f"{key} has a number with too many digits"))
+
+
+def _read(store: Store, key: str) -> bytes | None:
+    """Return a document in a store, None if it is missing, or raise an error."""
+    if isinstance(store, LocalStore):
+        mode = (store.root / key).stat().st_mode  # Path.is_file hides some errors
+        if stat.S_ISDIR(mode):
+            raise ValueError(f"{key} is a folder, which zarr ignores")
+        if not stat.S_ISREG(mode):
+            return None  # reading a pipe, for example, might never end
+    is_zip = isinstance(store, ZipStore)
+    part = RangeByteRequest(0, _MAX_MEMBER_BYTES + 1) if is_zip else None
+    raw = sync(store.get(key, default_buffer_prototype(), part))
+    if raw is not None and is_zip and len(raw) > _MAX_MEMBER_BYTES:
+        raise ValueError(f"{key} has more than {_MAX_MEMBER_BYTES} bytes, so it was not read")
+    return None if raw is None else raw.to_bytes()
+
+
+def object_of(data: object, key: str) -> JSONObject | Broken:
+    """Return what the JSON at a key holds; it is broken unless that is an object."""
+    if isinstance(data, dict):
+        return data
+    return Broken(ValueError(f"{key} is not a JSON object, but {reprlib.repr(data)}"))
+
+
+def as_json(value: object) -> str:
+    """Return a value as JSON, in which NaN equals itself."""
+    return json.dumps(value, sort_keys=True)
+
+
+def differing(document: JSONObject, other: JSONObject) -> str:
+    """Return the names whose values differ in two documents."""
+    names = {**document, **other}
+    return ", ".join(n for n in names if as_json(document.get(n)) != as_json(other.get(n)))

@@ -1,0 +1,189 @@
+"""Finds the chunks of an array that exist, and what else is where they are."""
+
+import itertools
+import math
+import operator
+import os
+import re
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from zarr.abc.store import Store
+from zarr.core.common import concurrent_map
+from zarr.core.sync import sync
+from zarr.storage import LocalStore
+from zarr.types import AnyArray
+
+from numcodecs_bytes._core.catch import value_or_error
+from numcodecs_bytes._tools.chunk_sizes import sizes_of
+from numcodecs_bytes._tools.documents import METADATA
+from numcodecs_bytes._tools.folders import join, local_path, walk
+
+ChunkCoords = tuple[int, ...]
+
+# How many names of chunks are tried for an array that a store does not list.
+MAX_UNLISTED = 10_000
+# The names of chunks under all chunk key encodings.
+_CHUNK = re.compile(r"c|(c[./])?[0-9]+([./][0-9]+)*")
+
+
+class StoredChunk(NamedTuple):
+    """A chunk that exists, or a shard."""
+
+    coords: ChunkCoords
+    key: str
+    size: int | Exception  # its length in bytes, or why it can't be read
+
+
+@dataclass(frozen=True)
+class MisnamedChunk:
+    """A file that has the name of a chunk under another chunk key encoding."""
+
+    coords: ChunkCoords
+    name: str
+
+
+@dataclass(frozen=True)
+class MetadataFile:
+    """A document of Zarr or NCZarr."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class OtherFile:
+    """A file that is neither a chunk nor metadata."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class UnlistedFolder:
+    """A folder that can't be listed, so that chunks may be missed."""
+
+    error: Exception
+
+
+@dataclass(frozen=True)
+class UnlistedArray:
+    """An array of which the store lists nothing: the names of its chunks are tried."""
+
+
+BesideChunks = MisnamedChunk | MetadataFile | OtherFile | UnlistedFolder | UnlistedArray
+
+
+def grid_of(array: AnyArray) -> list[int]:
+    """Return how many chunks, or shards, an array has along each axis."""
+    chunk_shape = array.shards or array.chunks
+    if 0 in chunk_shape and array.size:
+        raise ValueError(f"its chunk shape is {chunk_shape}: expected at least 1 along each axis")
+    return [-(-size // max(n, 1)) for size, n in zip(array.shape, chunk_shape, strict=True)]
+
+
+def find_chunks(array: AnyArray) -> Iterator[StoredChunk | BesideChunks]:
+    """Yield the chunks of an array that exist, and what else is found on the way."""
+    found = _listed(array, grid_of(array))
+    while batch := list(itertools.islice(found, 64)):
+        yield from (each for each in batch if not isinstance(each, tuple))
+        yield from chunks_at(array, [each for each in batch if isinstance(each, tuple)])
+
+
+def chunks_at(array: AnyArray, coords: Iterable[ChunkCoords]) -> Iterator[StoredChunk]:
+    """Yield those chunks at some coordinates that exist."""
+    remaining = iter(coords)
+    while batch := list(itertools.islice(remaining, 64)):
+        keys = [join(array.path, array.metadata.encode_chunk_key(each)) for each in batch]
+        # A thread for each local file would take longer than reading it.
+        groups = [(array.store, keys[start : start + 8]) for start in range(0, len(keys), 8)]
+        sizes = itertools.chain(*sync(concurrent_map(groups, sizes_of)))
+        for each, key, size in zip(batch, keys, sizes, strict=True):
+            if size is not None:
+                yield StoredChunk(each, key, size)
+
+
+def _listed(array: AnyArray, grid: list[int]) -> Iterator[ChunkCoords | BesideChunks]:
+    """Yield what the store lists for an array; if it can't list, all coordinates."""
+    found = _below(array, grid)
+    before: list[BesideChunks] = []
+    for each in found:
+        if isinstance(each, tuple | MetadataFile):
+            yield from before
+            yield each
+            yield from found
+            return
+        before.append(each)
+    # Otherwise, it would have listed at least the metadata: what it lists are the links of a web
+    # page, for example, and zarr reads chunks in a folder that can't be listed.
+    yield UnlistedArray()
+    for number in range(min(math.prod(grid), MAX_UNLISTED)):
+        yield tuple(map(int, np.unravel_index(number, grid)))
+
+
+def _below(array: AnyArray, grid: list[int]) -> Iterator[ChunkCoords | BesideChunks]:
+    """Yield what the names that a store lists in the folder of an array stand for."""
+    encoding = getattr(array.metadata, "chunk_key_encoding", None)
+    if not array.store.supports_listing or getattr(encoding, "name", "v2") not in ("default", "v2"):
+        return
+    prefix = f"{array.path}/".lstrip("/")
+    for key in _keys_below(array, grid):
+        if isinstance(key, UnlistedFolder):
+            yield key
+            continue
+        if not key.startswith(prefix):  # the store does not list what it was asked for
+            continue
+        name = key.removeprefix(prefix)
+        coords = tuple(map(int, re.findall("[0-9]+", name))) if grid else ()
+        is_in_grid = len(coords) == len(grid) and all(map(operator.lt, coords, grid))
+        if is_in_grid and array.metadata.encode_chunk_key(coords) == name.rstrip("/"):
+            yield coords  # also of a folder
+        elif METADATA.fullmatch(name):
+            yield MetadataFile(name)
+        elif is_in_grid and _CHUNK.fullmatch(name):
+            yield MisnamedChunk(coords, name)
+        elif name and not name.endswith("/"):
+            yield OtherFile(name)
+
+
+def _keys_below(array: AnyArray, grid: list[int]) -> Iterator[str | UnlistedFolder]:
+    """Yield the keys in the folder of an array; those of folders on a local disk end with "/"."""
+    store, path = array.store, array.path
+    if type(store) is not LocalStore and local_path(store, path) is None:
+        keys = _list_prefix(store, f"{path}/".lstrip("/"))
+        while isinstance(key := value_or_error(sync, _next(keys)), str):
+            yield key
+        if key is not None:
+            yield UnlistedFolder(key)
+        return
+    # zarr's `list_prefix` skips folders that can't be listed, and follows links for ever.
+    for below, to_visit in walk(store, path, partial(_may_hold_chunks, array, grid)):
+        errors: list[OSError] = []
+        entries = os.walk(local_path(store, below) or "", onerror=errors.append)
+        for _, folders, names in itertools.islice(entries, 1):
+            folders.sort()
+            to_visit.extend(folders)
+            yield from (join(below, name) for name in sorted(names))
+            yield from (f"{join(below, name)}/" for name in folders)
+        yield from map(UnlistedFolder, errors)
+
+
+def _may_hold_chunks(array: AnyArray, grid: list[int], folder: str) -> bool:
+    """Whether the first chunk that has the numbers in the name of a folder is below it."""
+    name = folder.removeprefix(f"{array.path}/")
+    coords = list(map(int, re.findall("[0-9]+", name)))
+    if len(coords) >= len(grid) or not all(map(operator.lt, coords, grid)):
+        return False
+    coords += [0] * (len(grid) - len(coords))
+    return array.metadata.encode_chunk_key(tuple(coords)).startswith(f"{name}/")
+
+
+async def _list_prefix(store: Store, prefix: str) -> AsyncIterator[str]:
+    """Yield keys; unlike some stores' own method, this raises nothing before the first of them."""
+    async for key in store.list_prefix(prefix):
+        yield key
+
+
+async def _next(keys: AsyncIterator[str]) -> str | None:
+    return await anext(keys, None)
