@@ -86,9 +86,6 @@ OTHERS |= {
     "_dtypes",
     "_read_by_zarr",
     "_write_by_zarr",
-    "_layout_of",
-    "_num_threads",
-    "_has_v2_keys",
 }
 
 

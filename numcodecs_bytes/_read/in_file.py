@@ -16,6 +16,7 @@ from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.out_selections import OutSelection, are_slices, out_selection_within
 from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr, Outcome
 from numcodecs_bytes._plan.plan import RunPlan, plan_of, sample, split
+from numcodecs_bytes._plan.selection import moved_to_start
 from numcodecs_bytes._plan.shards import InnerChunks, ShardLayout
 from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.output import Output, memory_of, view_of, write_selected
@@ -40,19 +41,22 @@ def read_chunk(
     if file is None:
         chunk.read_as_missing(out, FetchCounts())
         return
-    if isinstance(chunk.layout, ShardLayout):
+    layout = chunk.layout
+    if isinstance(layout, ShardLayout):
         if seconds_to_open > constants.CERTAIN_WAIT_SECONDS:
             pace.caches_indices = False  # to read a checksum may take as long as the index
             if file.num_bytes <= pace.bytes_worth(seconds_to_open):
-                _prefetch_shard(chunk, chunk.layout, file, out)
-        fetched = _read_shard(chunk, chunk.layout, file, out, pace)
+                _prefetch_shard(chunk, layout, file, out)
+        fetched = _read_shard(chunk, layout, file, out, pace)
     else:
-        if file.num_bytes != chunk.layout.num_bytes:
+        if file.num_bytes != layout.num_bytes:
             chunk.check_length(file.num_bytes)
-        if chunk.distance:  # faster than `_replace`
-            file = OpenExtent(descriptor, file.start + chunk.distance, file.num_bytes)
+        # So selections that differ only in where they begin share a plan.
+        selection, offset = moved_to_start(chunk.chunk_selection, layout.shape, layout.strides)
+        if offset:  # then not all is selected, and no checksum is checked
+            file = OpenExtent(descriptor, file.start + offset, file.num_bytes)
         max_gap = _max_gap(chunk, file, pace)
-        plan = plan_of(chunk.item.selection, chunk.layout, out.drop_axes, max_gap)
+        plan = plan_of(selection, layout, out.drop_axes, max_gap)
         # For one short run, a probe could only show that threads wait, which may be known.
         is_one_request = plan.num_runs == 1 and plan.length <= constants.PREFETCH_BYTES
         if not (is_one_request and pace.waits.is_long) and pace.count_chunk(plan.num_runs):
@@ -60,21 +64,21 @@ def read_chunk(
         if pace.speed.is_slow:
             file = file._replace(is_prefetched=pace.speed.prefetching_helps)
             max_gap = _max_gap(chunk, file, pace)
-            plan = plan_of(chunk.item.selection, chunk.layout, out.drop_axes, max_gap)
+            plan = plan_of(selection, layout, out.drop_axes, max_gap)
         file = _with_checksum(chunk, file, plan.num_bytes)
-        fetched = read_plan(file, chunk.layout, plan, out, chunk.out_selection)
+        fetched = read_plan(file, layout, plan, out, chunk.out_selection)
         fetched = _check_crc(file, fetched, out)
     chunk.outcome = Outcome("present", fetched=fetched)
 
 
 def _max_gap(chunk: ChunkRead, file: OpenExtent, pace: Pace) -> int | None:
     """Return the largest gap to read, in bytes: any, if all bytes are read for their CRC-32."""
-    return pace.speed.max_gap if file.crc is None or not chunk.item.is_complete else file.num_bytes
+    return pace.speed.max_gap if file.crc is None or not chunk.checks_crc else file.num_bytes
 
 
 def _with_checksum(chunk: ChunkRead, file: OpenExtent, num_bytes: int) -> OpenExtent:
     """Return the file with a `Checksum` if all of the chunk is selected, or read anyway."""
-    if file.crc is None or not (chunk.item.is_complete or num_bytes >= file.num_bytes):
+    if file.crc is None or not (chunk.checks_crc or num_bytes >= file.num_bytes):
         return file
     return file._replace(checksum=Checksum(file))
 
@@ -89,7 +93,7 @@ def _check_crc(file: OpenExtent, fetched: FetchCounts, out: Output) -> FetchCoun
 
 def _prefetch_shard(chunk: ChunkRead, shard: ShardLayout, file: OpenExtent, out: Output) -> None:
     """Prefetch a shard with its index if zarr alone reads it whole."""
-    if shard.is_all_selected(shard.plan_of(chunk.item.selection, out.drop_axes)):
+    if shard.is_all_selected(shard.plan_of(chunk.chunk_selection, out.drop_axes)):
         files.prefetch(file.descriptor, [(file.start, file.num_bytes)])
 
 
@@ -106,7 +110,7 @@ def _read_shard(
     pace.note_index(seconds)
 
     def find() -> InnerChunks:
-        shard_plan = shard.plan_of(chunk.item.selection, out.drop_axes, pace.speed.max_gap)
+        shard_plan = shard.plan_of(chunk.chunk_selection, out.drop_axes, pace.speed.max_gap)
         inner_chunks = shard_plan.inner_chunks(index, file.start, file.num_bytes)
         inner_chunks.present.sort(key=operator.attrgetter("start"))
         return inner_chunks

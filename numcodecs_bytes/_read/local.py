@@ -16,7 +16,7 @@ from functools import partial
 from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr, leave
-from numcodecs_bytes._read.chunk_read import ChunkRead, ReadSettings
+from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.in_file import read_chunk
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._read.pace import Pace
@@ -33,18 +33,21 @@ from numcodecs_bytes._zarr_api.versions import concurrency
 _InFile = tuple[Hashable, Sequence[ChunkRead]]  # chunks in the same file, and what identifies it
 
 
-async def read(settings: ReadSettings, chunks: Sequence[ChunkRead], out: Output) -> None:
+async def read(
+    chunks: Sequence[ChunkRead], out: Output, max_gap: int | None, num_threads: int | None
+) -> None:
     """Read the selections of chunks in local files, and note what became of each.
 
+    The largest gap to read, in bytes, and the number of threads are None if the user has set none.
     Raises ValueError if a file has the wrong length.
     """
     outputs: list[Output] = []
     try:
         if len(chunks) == 1:
-            read_alone = partial(_read_alone, settings, chunks, out, outputs)
+            read_alone = partial(_read_alone, chunks, out, max_gap, outputs)
             await run_while_wanted(file_pool(), read_alone)
         else:
-            await _read_together(settings, chunks, out, outputs)
+            await _read_together(chunks, out, max_gap, num_threads, outputs)
     finally:
         # If the read was cancelled, a thread may be changing the output; it checks before the next.
         for each in outputs:
@@ -53,21 +56,25 @@ async def read(settings: ReadSettings, chunks: Sequence[ChunkRead], out: Output)
 
 
 def _read_alone(
-    settings: ReadSettings,
     chunks: Sequence[ChunkRead],
     out: Output,
+    max_gap: int | None,
     outputs: list[Output],
     is_wanted: IsWanted,
 ) -> None:
     outputs.append(out.for_thread(is_wanted))
-    read_file(iter(chunks), outputs[-1], Pace(settings.max_gap))
+    read_file(iter(chunks), outputs[-1], Pace(max_gap))
 
 
 async def _read_together(
-    settings: ReadSettings, chunks: Sequence[ChunkRead], out: Output, outputs: list[Output]
+    chunks: Sequence[ChunkRead],
+    out: Output,
+    max_gap: int | None,
+    num_threads: int | None,
+    outputs: list[Output],
 ) -> None:
     """Read several chunks, by as many threads as help."""
-    pace = Pace(settings.max_gap, probes_first=True)
+    pace = Pace(max_gap, probes_first=True)
 
     def work(workers: "Workers[_InFile]", groups: "Iterator[_InFile]") -> None:
         pace.waits.workers, of_thread = workers, out.for_thread(workers.is_wanted)
@@ -77,9 +84,9 @@ async def _read_together(
             read_file((chunk for _, some in in_file for chunk in some), of_thread, pace)
 
     workers = Workers(
-        list(_grouped_by_file(chunks, settings.num_threads or concurrency() or MAX_FILE_THREADS)),
+        list(_grouped_by_file(chunks, num_threads or concurrency() or MAX_FILE_THREADS)),
         work,
-        num_threads=settings.num_threads,
+        num_threads=num_threads,
         num_default=num_threads_for(out.array.nbytes, len(chunks)),
         begins_alone=True,
     )
@@ -177,5 +184,5 @@ def _read_or_leave(
     except (LeftToZarr, OSError) as why:
         leave([chunk], why)
     except Exception as error:
-        add_name(error, chunk.getter)
+        add_name(error, chunk.byte_getter)
         raise

@@ -152,7 +152,7 @@ class _Planner:
         max_gap = (self._budget if is_alone else self._budget_of_one).max_gap
         budget = self._budget._replace(max_gap=max_gap)
         how = layout, self._drop_axes, budget.copied_gap
-        plans = [plan_of(chunk.item.selection, *how) for chunk in chunks]
+        plans = [plan_of(chunk.chunk_selection, *how) for chunk in chunks]
         if is_alone and not _pays(target, budget, layout.num_bytes, plans, self._least_saving):
             return None
         return ObjectRead(target, chunks, layout, budget, plans)
@@ -161,7 +161,7 @@ class _Planner:
         """Return what to read of a shard; None if zarr reads it just as fast."""
         target = RemoteObject(chunk.remote)
         budget = self._budget_of_one.of_shard()  # as zarr has for each
-        shard_plan = shard.plan_of(chunk.item.selection, self._drop_axes, budget.copied_gap)
+        shard_plan = shard.plan_of(chunk.chunk_selection, self._drop_axes, budget.copied_gap)
         # Those of points are not known before the index.
         plans = shard_plan.plans if isinstance(shard_plan, ShardPlan) else []
         is_all = len(plans) == shard.num_chunks

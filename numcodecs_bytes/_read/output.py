@@ -1,10 +1,10 @@
 """Copies what was read of a chunk to its place in the output. NumPy's copy swaps bytes."""
 
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,6 @@ from numcodecs_bytes._plan.out_selections import (
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.plan import RunPlan
 from numcodecs_bytes._runtime.threads import IsWanted
-
-T = TypeVar("T")
 
 
 class Output(NamedTuple):
@@ -47,12 +45,6 @@ class Output(NamedTuple):
     def may_be_cancelled(self) -> bool:
         """Whether a caller may want the array back while it is filled."""
         return self.is_wanted is not _always
-
-    async def read_chunks(
-        self, chunks: Sequence[T], read: "Callable[[Sequence[T], Output], Awaitable[None]]"
-    ) -> None:
-        """Read chunks into the array: all of them together."""
-        await read(chunks, self)
 
     def for_thread(self, is_wanted: IsWanted) -> "Output":
         """Return the output for another thread."""

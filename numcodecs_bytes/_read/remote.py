@@ -21,7 +21,7 @@ from numcodecs_bytes._plan.out_selections import out_selection_within
 from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr, Outcome, leave
 from numcodecs_bytes._plan.plan import PlacedRuns, RunPlan
 from numcodecs_bytes._plan.shards import AnyShardPlan, ShardLayout
-from numcodecs_bytes._read.chunk_read import ChunkRead, ReadSettings
+from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.object_plans import ObjectRead
 from numcodecs_bytes._read.output import Output, memory_of, write_selected
 from numcodecs_bytes._read.remote_object import RemoteObject
@@ -29,7 +29,6 @@ from numcodecs_bytes._runtime import own_bugs, traces
 from numcodecs_bytes._sources.shard_index import index_of
 from numcodecs_bytes._sources.store_states import Changed, Missing, RequestError, Unexpected
 from numcodecs_bytes._sources.stores import ObjectExtent, locator_for
-from numcodecs_bytes._zarr_api.names import path_of_array
 from numcodecs_bytes._zarr_api.versions import HAS_RESULTS
 
 
@@ -43,18 +42,18 @@ class Fallback(NamedTuple):
 
 
 async def read(
-    settings: ReadSettings,
     reads: Sequence[ObjectRead],
     out: Output,
     limit: int | None,
     fallback: Fallback,
+    metadata_path: str,
 ) -> None:
     """Read objects, at most `limit` at a time, and note what became of their chunks.
 
-    After an error, no other object is requested; it is raised when all requests in flight have
-    ended.
+    `metadata_path` is where the metadata of the array is in its store. After an error, no other
+    object is requested; it is raised when all requests in flight have ended.
     """
-    reader = _ObjectReader(settings, out, fallback)
+    reader = _ObjectReader(out, fallback, metadata_path)
     await concurrent_map([(each,) for each in reads], reader.read, limit)
     error, reader.error = reader.error, None
     if error is not None:
@@ -68,9 +67,9 @@ async def read(
 class _ObjectReader:
     """Reads objects that hold chunks of a batch; see `read`."""
 
-    settings: ReadSettings
     out: Output
     fallback: Fallback
+    metadata_path: str
     metadata_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     error: Exception | None = None  # the first one, after which nothing is read
     wrong_answer: str = ""  # what was wrong with the first one, after which nothing is requested
@@ -123,7 +122,7 @@ class _ObjectReader:
         if isinstance(failure, RequestError) and not state.note_failure(num_failures):
             return
         if not (isinstance(failure, Missing) and await _is_missing(chunk)):
-            state.strike(chunk.getter.store, failure)
+            state.strike(chunk.byte_getter.store, failure)
 
     async def _read_or_fill(self, object_plan: ObjectRead) -> None:
         target = object_plan.target
@@ -144,12 +143,9 @@ class _ObjectReader:
         state, chunk = object_plan.target.state, object_plan.chunks[0]
         async with self.metadata_lock:
             if not (state.has_answered or self.wrong_answer):
-                num_axes, has_v2_keys = len(chunk.item.spec.shape), self.settings.has_v2_keys
-                path = path_of_array(chunk.getter.path, num_axes, has_v2_keys=has_v2_keys)
-                name = ".zarray" if self.settings.is_v2 else "zarr.json"
                 object_plan.target.num_requests += 1
                 with contextlib.suppress(LeftToZarr):  # or it has been given up meanwhile
-                    source = locator_for(chunk.getter.store)(f"{path}/{name}".lstrip("/"))
+                    source = locator_for(chunk.byte_getter.store)(self.metadata_path)
                     if isinstance(source, ObjectExtent):
                         # Its time tells nothing: a store may keep metadata in memory.
                         await RemoteObject(source).ask(0, 1, is_timed=False)
@@ -215,7 +211,7 @@ async def _is_missing(chunk: ChunkRead) -> bool:
     """Whether a chunk that zarr has read is missing; zarr 3.1.6 does not tell."""
     if not HAS_RESULTS:
         with contextlib.suppress(Exception):  # stores raise anything
-            return not await chunk.getter.store.exists(chunk.getter.path)
+            return not await chunk.byte_getter.store.exists(chunk.byte_getter.path)
     return chunk.outcome.status == "missing"
 
 
