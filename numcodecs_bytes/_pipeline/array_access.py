@@ -55,7 +55,7 @@ class ChunkLocations(NamedTuple):
     options: object  # of this package, which may name the class of the store
     prototype: object  # the kind of memory that chunks are read into
     locator: ChunkLocator | None = None  # None: zarr reads all chunks
-    why_by_zarr: LeftToZarr = LeftToZarr()
+    why_left: LeftToZarr = LeftToZarr()
     max_gap: int | None = None  # the largest gap to read, in bytes, if the user has set it
     are_short_objects: bool = False  # whether chunks are too short to be requested in parts
 
@@ -79,7 +79,7 @@ class ChunkLocations(NamedTuple):
     def file_extent_of(self, path: str) -> FileExtent:
         """Return where a chunk is in its file; raise `LeftToZarr` if it is not in a file."""
         if self.locator is None:
-            raise self.why_by_zarr.without_frames()
+            raise self.why_left.without_frames()
         extent = self.locator(path)
         if not isinstance(extent, FileExtent):
             raise LeftToZarr("its chunks are requested")
@@ -95,7 +95,10 @@ class ChunkLocations(NamedTuple):
 
 
 class ArrayChunks(NamedTuple):
-    """The chunks of an array in zarr's own buffers: their keys, and how they are stored."""
+    """The keys of an array's chunks, and what the array knows of them.
+
+    zarr's array passes that to its pipeline with each chunk; `SyncReader` does without.
+    """
 
     access: "ArrayAccess"
     metadata: Any
@@ -103,7 +106,7 @@ class ArrayChunks(NamedTuple):
     spec: ArraySpec
     layout: AnyLayout
     prefix: str  # of the paths of chunks
-    first: StorePath
+    first: StorePath  # of the chunk at the start of the array, whether it exists or not
     may_be_missing: bool  # else a missing chunk is an error
 
     def is_valid(self, array: AnyArray) -> bool:
@@ -166,7 +169,7 @@ class ArrayAccess:
             layout, locator = self.layout_of(spec), locator_for(store)
         except LeftToZarr as why:
             raise_interrupt(why.__cause__)  # else all reads of the array were left to zarr
-            return found._replace(why_by_zarr=why.without_frames())
+            return found._replace(why_left=why.without_frames())
         is_short = _is_short_object(locator, byte_getter.path, layout)
         return found._replace(locator=locator, max_gap=max_gap_bytes(), are_short_objects=is_short)
 
@@ -195,7 +198,7 @@ class ArrayAccess:
 
 
 class ArrayAccessMixin(PickledAsConfigured):
-    """Mixin for one of zarr's pipelines: has an access to its array."""
+    """Mixin for one of zarr's pipelines: makes and keeps the access to its array."""
 
     array_bytes_codec: Any  # of zarr's pipeline
     _threads_setting: str  # zarr's setting for the number of threads

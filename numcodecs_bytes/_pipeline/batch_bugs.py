@@ -20,10 +20,10 @@ class BatchBugs:
 
     def catch(self, chunks: Sequence[ChunkRead] = ()) -> own_bugs.catch:
         """Return a context that leaves chunks to zarr after an own bug."""
-        return own_bugs.catch(partial(self.leave, chunks))
+        return own_bugs.catch(partial(self.record, chunks))
 
-    def leave(self, chunks: Sequence[ChunkRead], error: Exception) -> None:
-        """Leave chunks to zarr, and the array from now on, because of an own bug."""
+    def record(self, chunks: Sequence[ChunkRead], error: Exception) -> None:
+        """Record an own bug: chunks are left to zarr, and the array is from now on."""
         self.errors.append(error)
         self.access.own_bug = _text_of(error)
         leave(chunks, LeftToZarr("numcodecs_bytes itself failed"))

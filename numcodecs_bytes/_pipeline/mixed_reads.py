@@ -67,7 +67,7 @@ async def _read_objects(
     if objects:
         from numcodecs_bytes._read import remote  # only if it is needed
 
-        fallback = remote.Fallback(batch.let_zarr_read, batch.bugs.leave)
+        fallback = remote.Fallback(batch.let_zarr_read, batch.bugs.record)
         metadata_path = batch.access.metadata_path(batch.requests[0])
         await remote.read(objects, out, limit, fallback, metadata_path)
 

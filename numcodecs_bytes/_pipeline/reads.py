@@ -24,6 +24,7 @@ from numcodecs_bytes._core.interrupts import raise_interrupt
 from numcodecs_bytes._pipeline.array_access import ArrayAccess, ArrayAccessMixin, ChunkLocations
 from numcodecs_bytes._pipeline.batch_bugs import BatchBugs
 from numcodecs_bytes._pipeline.explain import LengthCheck, length_check
+from numcodecs_bytes._pipeline.mixed_reads import read_mixed
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._read import local
 from numcodecs_bytes._read.chunk_read import ChunkRead, chunk_reads
@@ -136,7 +137,7 @@ class BatchRead:
         self.chunks = chunk_reads(self.requests, access.layout_of, locations.locator)
         self.max_gap = locations.max_gap
         if locations.locator is None:
-            leave(self.chunks, locations.why_by_zarr)
+            leave(self.chunks, locations.why_left)
         on_host = Output.of_caller(array, self.drop_axes)
         if not is_on_gpu:
             return on_host
@@ -144,7 +145,7 @@ class BatchRead:
 
         if not access.is_v2:  # zarr can't read all of them
             of_gpu.leave_what_is_faster(self.chunks)
-        return of_gpu.GPUOutput(array, on_host, self.bugs.leave)
+        return of_gpu.GPUOutput(array, on_host, self.bugs.record)
 
     async def _fetch(self, chunks: Sequence[ChunkRead], out: Output) -> None:
         """Plan, fetch and scatter chunks into an output in host memory; leave the rest to zarr."""
@@ -152,8 +153,6 @@ class BatchRead:
         if len(files) == len(chunks):  # most often
             await self.read_files(files, out)
         else:
-            from numcodecs_bytes._pipeline.mixed_reads import read_mixed  # only if it is needed
-
             await read_mixed(self, chunks, files, out)
 
     async def read_files(self, chunks: Sequence[ChunkRead], out: Output) -> None:
