@@ -6,57 +6,31 @@ Whatever it does not read itself, it hands to the array.
 """
 
 import math
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
-from zarr.core.array_spec import ArraySpec
-from zarr.core.buffer import cpu, default_buffer_prototype
 
-from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._core.interrupts import is_of_caller, raise_interrupt
 from numcodecs_bytes._plan.array_selection import ChunkSelection, select
-from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._plan.selection import moved_to_start
-from numcodecs_bytes._plan.shards import AnyLayout
 from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.local import read_here
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._runtime import own_bugs, traces
-from numcodecs_bytes._zarr_api.batch_items import ChunkRequest
-from numcodecs_bytes._zarr_api.names import keys_are_v2, name_of_class, name_of_store
+from numcodecs_bytes._zarr_api.batch_items import ChunkName
+from numcodecs_bytes._zarr_api.names import name_of_class, name_of_store
 from numcodecs_bytes._zarr_api.options import OptionError
 
 if TYPE_CHECKING:
-    from numcodecs_bytes._pipeline.chunk_finder import ChunkFinder
+    from numcodecs_bytes._pipeline.array_access import ArrayChunks, ChunkLocations
 
 # Selections of more chunks, or bytes, are left to zarr's way, whose threads wait for several files
 # at a time from the first one on. In the page cache, this thread is faster even for 64 chunks; see
 # `tests/benchmarks/samples.py`.
 MAX_CHUNKS = 4
 MAX_BYTES = 1 << 20
-
-
-class ChunkName(NamedTuple):
-    """What names a chunk, as zarr's byte getters do."""
-
-    store: Any
-    path: str
-
-
-class _Snapshot(NamedTuple):
-    """What is known of an array as long as its metadata and zarr's buffers are the same."""
-
-    metadata: Any
-    buffers: object
-    pipeline: Any
-    spec: ArraySpec
-    layout: AnyLayout
-    first: ChunkRequest  # a chunk, of which zarr's own pipeline would be asked
-    prefix: str  # of the paths of chunks
-    may_be_missing: bool  # else a missing chunk is an error
 
 
 class SyncReader:
@@ -93,7 +67,7 @@ class SyncReader:
         if not isinstance(array, zarr.Array):
             raise TypeError(f"SyncReader reads a zarr.Array, got {type(array).__name__}")
         self._array = array
-        self._snapshot: _Snapshot | None = None
+        self._chunks: ArrayChunks | None = None  # as found last
 
     @property
     def array(self) -> "zarr.Array[Any]":
@@ -138,13 +112,13 @@ class SyncReader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes, also of a subclass, without what is cached."""
-        return vars(self) | {"_snapshot": None}
+        return vars(self) | {"_chunks": None}
 
     def __repr__(self) -> str:
         how = "small selections are read directly"
         try:
-            snapshot = self._find_snapshot()
-            snapshot.pipeline.chunk_finder(snapshot.first).file_of(snapshot.first.byte_getter.path)
+            chunks = self._find_chunks()
+            chunks.locate().file_extent_of(chunks.first.path)
         except LeftToZarr as why:
             how = f"zarr reads it: {why}"
         except OptionError as error:
@@ -177,87 +151,60 @@ class SyncReader:
 
     def _read(self, selection: Any) -> Any:
         """Read a selection in this thread; raise `LeftToZarr` if zarr has to read it."""
-        snapshot = self._find_snapshot()
-        finder = snapshot.pipeline.chunk_finder(snapshot.first)
-        shape, dtype = snapshot.metadata.shape, snapshot.layout.dtype
-        selected = select(selection, shape, snapshot.spec.shape, MAX_CHUNKS)
-        num_bytes = math.prod(selected.shape) * dtype.itemsize
+        chunks = self._find_chunks()
+        locations = chunks.locate()
+        layout, shape = chunks.layout, chunks.metadata.shape
+        selected = select(selection, shape, chunks.spec.shape, MAX_CHUNKS)
+        num_bytes = math.prod(selected.shape) * layout.dtype.itemsize
         if not num_bytes:
             raise LeftToZarr("it selects nothing")
         if selected.num_chunks > MAX_CHUNKS:
             raise LeftToZarr(f"it selects more than {MAX_CHUNKS} chunks or shards")
         if num_bytes > MAX_BYTES:
             raise LeftToZarr(f"it selects more than {MAX_BYTES >> 20} MiB")
-        out: Array = np.empty(selected.shape, dtype, self._array.order)
-        self._read_chunks(snapshot, finder, selected.chunks(), out)
+        out = np.empty(selected.shape, layout.dtype, self._array.order)
+        reads = [self._locate(each, chunks, locations) for each in selected.chunks()]
+        num_threads = chunks.access.num_threads if len(reads) > 1 else 1
+        read_here(reads, Output.of_caller(out), locations.max_gap, num_threads)
+        _check_outcomes(reads, chunks)
         return out[()] if selected.is_scalar else out
 
-    def _read_chunks(
-        self,
-        snapshot: _Snapshot,
-        finder: "ChunkFinder",
-        chunks: Iterable[ChunkSelection],
-        out: Array,
-    ) -> None:
-        """Read what is selected of chunks to the result."""
-        layout, reads = snapshot.layout, []
-        for selected in chunks:
-            coordinates, selection, out_selection = selected
-            at_start, distance = selection, 0
-            if isinstance(layout, Layout):  # so random samples share a plan
-                at_start, distance = moved_to_start(selection, layout.shape, layout.strides)
-            path = snapshot.prefix + snapshot.metadata.encode_chunk_key(coordinates)
-            getter = ChunkName(self._array.store, path)
-            file = finder.file_of(path)
-            # A member of a zip archive has a checksum.
-            is_complete = file.find_member is not None and selected.is_all_of_chunk(
-                snapshot.metadata.shape, snapshot.spec.shape
-            )
-            item = ChunkRequest(getter, snapshot.spec, at_start, out_selection, is_complete)
-            reads.append(ChunkRead(item, out_selection, layout, file, distance=distance))
-        num_threads = snapshot.pipeline._num_threads() if len(reads) > 1 else 1
-        read_here(reads, Output.of_caller(out), finder.max_gap, num_threads)
-        if left := [chunk.outcome.why for chunk in reads if chunk.outcome.is_left]:
-            raise LeftToZarr(max(left))  # after one that is left, others are not read: ""
-        are_missing = any(chunk.outcome.status == "missing" for chunk in reads)
-        if are_missing and not snapshot.may_be_missing:
-            raise LeftToZarr("a chunk is missing")
-        if traces.active:  # only now: what is left to zarr is read again, and traced, as a whole
-            has_v2_keys = keys_are_v2(snapshot.metadata)
-            for chunk in reads:
-                chunk.trace(has_v2_keys=has_v2_keys)
+    def _locate(
+        self, selected: ChunkSelection, chunks: "ArrayChunks", locations: "ChunkLocations"
+    ) -> ChunkRead:
+        """Return what is read of a chunk, and where it is."""
+        chunk_coords, chunk_selection, out_selection = selected
+        path, spec, layout = chunks.path_of(chunk_coords), chunks.spec, chunks.layout
+        name, extent = ChunkName(self._array.store, path), locations.file_extent_of(path)
+        # A member of a zip archive has a checksum.
+        checks_crc = extent.find_member is not None and selected.is_all_of_chunk(
+            chunks.metadata.shape, spec.shape
+        )
+        return ChunkRead(name, spec, chunk_selection, out_selection, layout, extent, checks_crc)
 
-    def _find_snapshot(self) -> _Snapshot:
-        """Return what is known of the array; raise `LeftToZarr` if zarr has to read it."""
-        array, snapshot = self._array, self._snapshot
-        if snapshot and snapshot.metadata is array.metadata and snapshot.buffers == _buffers():
-            return snapshot
+    def _find_chunks(self) -> "ArrayChunks":
+        """Return the chunks of the array; raise `LeftToZarr` if zarr has to read them."""
+        array, found = self._array, self._chunks
+        if found is not None and found.is_valid(array):
+            return found
         if type(array) is not zarr.Array or type(array.async_array) is not zarr.AsyncArray:
             raise LeftToZarr(f"{name_of_class(array)} may read in another way")
         pipeline: Any = array.async_array.codec_pipeline
-        if not getattr(
-            pipeline, "reads_partially", False
-        ):  # it may be zarr's, under the name of ours
+        # It may be zarr's, under the name of ours.
+        if not getattr(pipeline, "reads_partially", False):
             raise LeftToZarr(f"{name_of_class(pipeline)} is the codec pipeline")
-        buffers = _buffers()  # the config of a zarr that we do not know has no such thing
-        if default_buffer_prototype() != cpu.buffer_prototype:
-            raise LeftToZarr("zarr's config sets other buffers, such as those of a GPU")
-        from numcodecs_bytes._pipeline.array_layouts import chunk_spec_of  # with a zarr we know
-
-        metadata, spec = array.metadata, chunk_spec_of(array)
-        layout = pipeline._layout_of(spec)
-        getter = array.store_path / metadata.encode_chunk_key((0,) * array.ndim)
-        prefix = f"{array.path}/" if array.path else ""
-        first = ChunkRequest(getter, spec, (), (), is_complete=False)
-        may_be_missing = getattr(array.config, "read_missing_chunks", True)  # new in zarr 3.4
-        snapshot = _Snapshot(
-            metadata, buffers, pipeline, spec, layout, first, prefix, may_be_missing
-        )
-        self._snapshot = snapshot
-        return snapshot
+        chunks: ArrayChunks = pipeline.access.chunks_of(array)
+        self._chunks = chunks
+        return chunks
 
 
-def _buffers() -> object:
-    """Return which buffers zarr's config sets, faster than `default_buffer_prototype`."""
-    config = zarr.config.config
-    return config.get("buffer"), config.get("ndbuffer")
+def _check_outcomes(reads: Sequence[ChunkRead], chunks: "ArrayChunks") -> None:
+    """Raise `LeftToZarr` if zarr has to read the chunks; else tell `trace` what became of them."""
+    if left := [chunk.outcome.why for chunk in reads if chunk.outcome.is_left]:
+        raise LeftToZarr(max(left))  # after one that is left, others are not read: ""
+    are_missing = any(chunk.outcome.status == "missing" for chunk in reads)
+    if are_missing and not chunks.may_be_missing:
+        raise LeftToZarr("a chunk is missing")
+    if traces.active:  # only now: what is left to zarr is read again, and traced, as a whole
+        for chunk in reads:
+            chunk.report_to_traces(has_v2_keys=chunks.access.has_v2_keys)

@@ -84,10 +84,6 @@ OTHERS |= {
     "_dtypes",
     "_read_by_zarr",
     "_write_by_zarr",
-    "_layout_of",
-    "_num_threads",
-    "_has_v2_keys",
-    "_keys_are_v2",
 }
 
 

@@ -3,14 +3,13 @@
 import dataclasses
 import json
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import zarr
 import zarr.codecs
 from zarr.codecs import TransposeCodec
-from zarr.core.array import create_codec_pipeline
 from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import cpu, gpu
 from zarr.core.codec_pipeline import BatchedCodecPipeline
@@ -38,9 +37,7 @@ from numcodecs_bytes._pipeline.elementwise import (
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import Compressed, LeftToZarr
 from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
-from numcodecs_bytes._zarr_api.names import keys_are_v2, name_of_class
-from numcodecs_bytes._zarr_api.options import warn_of_other_pipeline, warn_of_unknown_keys
-from numcodecs_bytes._zarr_api.pickling import PickledAsConfigured
+from numcodecs_bytes._zarr_api.names import name_of_class
 from numcodecs_bytes._zarr_api.private_names import V2Codec, has_sync_index, index_bytes_of
 from numcodecs_bytes._zarr_api.versions import COPIES_SWAP_BYTES, HAS_STRUCT
 from numcodecs_bytes.codec import Bytes
@@ -52,81 +49,48 @@ CACHED_SHAPES = 1 << 8
 _PROTOTYPES = (cpu.buffer_prototype, gpu.buffer_prototype)  # others may do more than hold bytes
 
 
+class _Codecs(NamedTuple):
+    """The codecs of a pipeline, under its names; the pipeline refers to `ArrayLayouts` itself."""
+
+    array_array_codecs: tuple[Any, ...]
+    array_bytes_codec: Any
+    bytes_bytes_codecs: tuple[Any, ...]
+
+
 class ArrayLayouts:
     """How the chunks of an array are stored: by their shape, as they differ in nothing else."""
 
     def __init__(self, pipeline: Any) -> None:
-        self._why_left: LeftToZarr | None = None
+        self._codecs = _Codecs(
+            pipeline.array_array_codecs, pipeline.array_bytes_codec, pipeline.bytes_bytes_codecs
+        )
+        self._find_layout: LayoutOf | None = None  # made when it is first needed
         # By shape. Threads may share it: a dict needs no lock.
         self._layouts: dict[tuple[int, ...], AnyLayout] = {}
-        try:
-            self._layout_of = _find_layout_of(pipeline)
-        except LeftToZarr as why:
-            raise_interrupt(why.__cause__)  # else all reads of the array were left to zarr
-            self._why_left = why.without_frames()
+        self._why_left: LeftToZarr | None = None
 
     def of(self, chunk_spec: ArraySpec) -> AnyLayout:
         """Return how a chunk is stored; raise `LeftToZarr` if zarr's own pipeline must read it."""
         if self._why_left is not None:
             raise self._why_left.without_frames()
+        if self._find_layout is None:
+            self._find_layout = self._parse_codecs()
         if chunk_spec.prototype not in _PROTOTYPES:
             raise LeftToZarr("chunks in memory of an unknown kind")
         layout = self._layouts.get(chunk_spec.shape)
         if layout is None:
             if len(self._layouts) >= CACHED_SHAPES:
                 self._layouts.clear()
-            layout = self._layouts[chunk_spec.shape] = self._layout_of(chunk_spec)
+            layout = self._layouts[chunk_spec.shape] = self._find_layout(chunk_spec)
         return layout
 
-
-class LayoutMixin(PickledAsConfigured):
-    """Mixin for one of zarr's pipelines: knows how the chunks of its array are stored."""
-
-    array_bytes_codec: Any  # of zarr's pipeline
-    _threads_setting: str  # zarr's setting for the number of threads
-
-    @classmethod
-    def from_codecs(cls, codecs: Iterable[Any], **settings: Any) -> Any:
-        """Return a pipeline of the codecs, like zarr's."""
-        warn_of_unknown_keys()
-        warn_of_other_pipeline("used")
-        codecs = list(codecs)
-        for position, codec in enumerate(codecs if COPIES_SWAP_BYTES else ()):
-            if type(codec) is BytesCodec:
-                byte_order = byte_order_of(codecs[:position])
-                codecs[position] = codec if byte_order is None else codec.for_filter(byte_order)
-        pipeline: Any = super()
-        return pipeline.from_codecs(codecs, **settings)
-
-    @classmethod
-    def from_array_metadata_and_store(cls, array_metadata: Any, store: object) -> Any:
-        """Return the pipeline of an array, like zarr's, which also knows how chunks are named."""
-        if not getattr(store, "read_only", True):
-            # Now: a child that is forked while another thread imports it could never write.
-            import numcodecs_bytes._write.batch  # noqa: F401
-        pipeline = create_codec_pipeline(array_metadata)
-        vars(pipeline)["_keys_are_v2"] = keys_are_v2(array_metadata)
-        return pipeline
-
-    def _has_v2_keys(self) -> bool:
-        """Whether keys of chunks are like those of Zarr v2."""
-        return bool(vars(self).get("_keys_are_v2", self._is_v2()))
-
-    def _layout_of(self, chunk_spec: ArraySpec) -> AnyLayout:
-        """Return how a chunk is stored; raise `LeftToZarr` if zarr's own pipeline must read it."""
-        known = vars(self)
-        # Without a lock, which a child process may find taken: the first one stays.
-        layouts = known.get("_layouts") or known.setdefault("_layouts", ArrayLayouts(self))
-        layout: AnyLayout = layouts.of(chunk_spec)
-        return layout
-
-    def _num_threads(self) -> int | None:
-        """Return zarr's setting for the number of threads, if the user has set it."""
-        num = zarr.config.get(self._threads_setting, None)
-        return max(num, 1) if isinstance(num, int) else None
-
-    def _is_v2(self) -> bool:
-        return type(self.array_bytes_codec) is V2Codec
+    def _parse_codecs(self) -> LayoutOf:
+        try:
+            return _find_layout_of(self._codecs)
+        except LeftToZarr as why:
+            raise_interrupt(why.__cause__)  # else all reads of the array were left to zarr
+            self._why_left = why.without_frames()
+            raise
 
 
 def check_readable(codec: Any, chunk_spec: ArraySpec) -> None:
@@ -204,9 +168,7 @@ def _layout_of_v2(codec: Bytes | None, chunk_spec: ArraySpec) -> Layout:
     dtype = chunk_spec.dtype.to_native_dtype()
     if has_variable_length(dtype):
         raise LeftToZarr(f"elements of variable length ({dtype})")
-    stored = byteswap_dtype(
-        dtype
-    )  # the array's own order, but NumPy copies some types only as integers
+    stored = byteswap_dtype(dtype)  # the array's own order; NumPy copies some types as integers
     if codec is not None and (codec.dtype is not None or codec.endian != NATIVE_ENDIAN):
         # In a comparison, NumPy treats None as float64.
         is_of_array = codec.dtype is not None and codec.dtype == dtype

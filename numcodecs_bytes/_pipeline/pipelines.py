@@ -30,15 +30,17 @@ class BatchedBytesPipeline(PartialReadMixin, PartialWriteMixin, BatchedCodecPipe
         self, batch_info: Iterable[Any], out: NDBuffer, drop_axes: tuple[int, ...] = ()
     ) -> Any:
         """Read some of the chunks of a batch, by default one, like zarr's pipeline."""
-        items = chunk_requests_of(batch_info)
-        return await explained(super().read_batch(items, out, drop_axes), items, self, "reading")
+        requests = chunk_requests_of(batch_info)
+        reading = super().read_batch(requests, out, drop_axes)
+        return await explained(reading, requests, self.access, "reading")
 
     async def write_batch(
         self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: tuple[int, ...] = ()
     ) -> None:
         """Write some of the chunks of a batch, by default one, like zarr's pipeline."""
-        items = chunk_requests_of(batch_info)
-        await explained(super().write_batch(items, value, drop_axes), items, self, "writing")
+        requests = chunk_requests_of(batch_info)
+        writing = super().write_batch(requests, value, drop_axes)
+        await explained(writing, requests, self.access, "writing")
 
 
 _PIPELINES: dict[type, type] = {BatchedCodecPipeline: BatchedBytesPipeline}
@@ -51,16 +53,16 @@ if FusedCodecPipeline is not None:
         _threads_setting = "codec_pipeline.max_workers"
 
         async def _read_by_zarr(
-            self, items: Sequence[ChunkRequest], out: NDBuffer, drop_axes: tuple[int, ...]
+            self, requests: Sequence[ChunkRequest], out: NDBuffer, drop_axes: tuple[int, ...]
         ) -> Any:
-            reading = super()._read_by_zarr(items, out, drop_axes)
-            return await explained(reading, items, self, "reading")
+            reading = super()._read_by_zarr(requests, out, drop_axes)
+            return await explained(reading, requests, self.access, "reading")
 
         async def _write_by_zarr(
-            self, items: Sequence[ChunkRequest], value: NDBuffer, drop_axes: tuple[int, ...]
+            self, requests: Sequence[ChunkRequest], value: NDBuffer, drop_axes: tuple[int, ...]
         ) -> None:
-            writing = super()._write_by_zarr(items, value, drop_axes)
-            await explained(writing, items, self, "writing")
+            writing = super()._write_by_zarr(requests, value, drop_axes)
+            await explained(writing, requests, self.access, "writing")
 
     _PIPELINES[FusedCodecPipeline] = FusedBytesPipeline
 

@@ -1,14 +1,16 @@
 """Writes uncompressed chunks: many whole ones together, and parts of them in place."""
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from zarr.core.buffer import NDBuffer
 from zarr.storage import LocalStore
 
-from numcodecs_bytes._pipeline.array_layouts import LayoutMixin, check_readable
-from numcodecs_bytes._pipeline.explain import length_check
+from numcodecs_bytes._pipeline.array_access import ArrayAccess, ArrayAccessMixin
+from numcodecs_bytes._pipeline.array_layouts import check_readable
+from numcodecs_bytes._pipeline.explain import LengthCheck, length_check
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._runtime import own_bugs, traces
 from numcodecs_bytes._sources.stores import is_in_shard
@@ -19,8 +21,10 @@ from numcodecs_bytes._zarr_api.options import WriteMode, write_in_place
 if TYPE_CHECKING:
     from numcodecs_bytes._write.batch import Writes
 
+WriteByZarr = Callable[[Sequence[ChunkRequest], NDBuffer, tuple[int, ...]], Awaitable[None]]
 
-class PartialWriteMixin(LayoutMixin):
+
+class PartialWriteMixin(ArrayAccessMixin):
     """Mixin for one of zarr's pipelines: writes whole uncompressed chunks, and parts in place."""
 
     async def write(
@@ -33,82 +37,91 @@ class PartialWriteMixin(LayoutMixin):
         where the array was pickled, and is not set where parts are written. Raises ValueError,
         before anything is written, if chunks could not be read back.
         """
-        length_check.set([])
-        items = chunk_requests_of(batch_info)
-        bugs: list[Exception] = []
+        length_check.set(LengthCheck())
+        requests = chunk_requests_of(batch_info)
+        batch = BatchWrite(self.access, requests, value, drop_axes, self._write_by_zarr)
         try:
-            await self._write(items, value, drop_axes, bugs)
+            mode = write_in_place()
+            if self._was_required and not all(request.is_complete for request in requests):
+                self._check_required_is_set()
+            await batch.write(mode)
         except Exception as error:  # whichever it is: it is only given a note
-            own_bugs.forget_alike(bugs, error)
-            if items and not is_in_shard(items[0].byte_getter):  # the shard will be named
-                add_name(error, items[0].byte_getter, "writing", len(items))
+            own_bugs.forget_alike(batch.bugs, error)
+            if requests and not is_in_shard(requests[0].byte_getter):  # the shard will be named
+                add_name(error, requests[0].byte_getter, "writing", len(requests))
             raise
         finally:
-            if bugs:
-                own_bugs.log_all(bugs)
-
-    async def _write(
-        self,
-        items: Sequence[ChunkRequest],
-        value: NDBuffer,
-        drop_axes: tuple[int, ...],
-        bugs: list[Exception],
-    ) -> None:
-        """Write whole chunks together, and parts in place if that is asked for; zarr the rest."""
-        mode, writes = write_in_place(), None
-        if self._was_required and not all(item.is_complete for item in items):
-            self._check_required_is_set()
-        try:
-            try:
-                writes = await self._plan_writes(items, value, mode=mode)
-                if writes is not None:
-                    is_required = mode == "require"
-                    await writes.write(drop_axes, self._num_threads(), is_required=is_required)
-            except Exception as error:
-                # An own bug: zarr writes, unless only some elements of a chunk are written.
-                is_begun = writes is not None and any(chunk.is_changed for chunk in writes.left)
-                if mode == "require" or is_begun or not own_bugs.is_own_bug(error):
-                    raise
-                bugs.append(error)
-            if writes is not None:
-                items = [chunk.item for chunk in writes.left]
-                value = writes.values.buffer
-            if items or writes is None:
-                await self._write_by_zarr(items, value, drop_axes)
-        finally:
-            if traces.active and writes is not None:
-                with own_bugs.catch(own_bugs.log):
-                    for chunk in writes.chunks:
-                        if mode or not chunk.item.is_complete:  # else there is nothing to say
-                            chunk.trace(has_v2_keys=self._has_v2_keys())
+            if batch.bugs:
+                own_bugs.log_all(batch.bugs)
 
     async def _write_by_zarr(
-        self, items: Sequence[ChunkRequest], value: NDBuffer, drop_axes: tuple[int, ...]
+        self, requests: Sequence[ChunkRequest], value: NDBuffer, drop_axes: tuple[int, ...]
     ) -> None:
         """Let zarr write chunks; the fused pipeline explains errors here."""
         pipeline: Any = super()
-        await pipeline.write(items, value, drop_axes)
+        await pipeline.write(requests, value, drop_axes)
 
-    async def _plan_writes(
-        self, items: Sequence[ChunkRequest], value: NDBuffer, *, mode: WriteMode
-    ) -> "Writes | None":
-        """Return how chunks are written; None if zarr writes all."""
-        if not items:
-            return None
-        check_readable(self.array_bytes_codec, items[0].spec)
-        is_in_parts = mode or traces.active
-        if is_in_shard(items[0].byte_getter) or not (is_in_parts or self._may_write_whole(items)):
-            return None
+
+@dataclass(slots=True, eq=False)
+class BatchWrite:
+    """A batch that is written: what zarr passed, what is written to each chunk, and own bugs."""
+
+    access: ArrayAccess
+    requests: Sequence[ChunkRequest]  # of one array: at most the shapes of their chunks differ
+    value: NDBuffer
+    drop_axes: tuple[int, ...]
+    write_by_zarr: WriteByZarr
+    bugs: list[Exception] = field(default_factory=list)
+    planned: "Writes | None" = None  # None: zarr writes all
+
+    async def write(self, mode: WriteMode) -> None:
+        """Write whole chunks together, and parts in place if that is asked for; zarr the rest.
+
+        `mode` is the option ``write_in_place``.
+        """
+        try:
+            try:
+                await self._write_here(mode)
+            except Exception as error:
+                if mode == "require" or self._has_begun() or not own_bugs.is_own_bug(error):
+                    raise
+                self.bugs.append(error)
+            if self.planned is None:
+                await self.write_by_zarr(self.requests, self.value, self.drop_axes)
+            elif left := [chunk.request for chunk in self.planned.left]:
+                await self.write_by_zarr(left, self.planned.values.buffer, self.drop_axes)
+        finally:
+            if traces.active and self.planned is not None:
+                with own_bugs.catch(own_bugs.log):
+                    for chunk in self.planned.chunks:
+                        if mode or not chunk.request.is_complete:  # else there is nothing to say
+                            chunk.report_to_traces(has_v2_keys=self.access.has_v2_keys)
+
+    async def _write_here(self, mode: WriteMode) -> None:
+        """Plan how chunks are written, and write those that are not left to zarr."""
+        if not self.requests:
+            return
+        first, is_in_parts = self.requests[0], mode or traces.active
+        check_readable(self.access.codec, first.spec)
+        if is_in_shard(first.byte_getter) or not (is_in_parts or self._may_write_whole()):
+            return
         from numcodecs_bytes._write.batch import plan_writes  # only if it is needed
 
-        return await plan_writes(items, self._layout_of, value, mode=mode)
+        layout_of, num_threads = self.access.layout_of, self.access.num_threads
+        self.planned = await plan_writes(self.requests, layout_of, self.value, mode=mode)
+        await self.planned.write(self.drop_axes, num_threads, is_required=mode == "require")
 
-    def _may_write_whole(self, items: Sequence[ChunkRequest]) -> bool:
+    def _may_write_whole(self) -> bool:
         """Whether chunks may be written whole here: a quick test, without imports."""
-        is_local = type(getattr(items[0].byte_getter, "store", None)) is LocalStore
-        if not (is_local and any(item.is_complete for item in items)):
+        first = self.requests[0]
+        is_local = type(getattr(first.byte_getter, "store", None)) is LocalStore
+        if not (is_local and any(request.is_complete for request in self.requests)):
             return False
         with contextlib.suppress(LeftToZarr):
-            self._layout_of(items[0].spec)
+            self.access.layout_of(first.spec)
             return True
         return False
+
+    def _has_begun(self) -> bool:
+        """Whether some elements of a chunk may have been written: then zarr must not write it."""
+        return self.planned is not None and any(chunk.is_changed for chunk in self.planned.left)

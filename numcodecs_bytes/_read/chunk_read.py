@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal
+
+from zarr.core.array_spec import ArraySpec
 
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.out_selections import OutSelection, out_selection_of, size_of
@@ -21,7 +23,7 @@ from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._runtime import traces
 from numcodecs_bytes._sources.files import FileExtent
 from numcodecs_bytes._sources.stores import ChunkLocator, ObjectExtent, Source
-from numcodecs_bytes._zarr_api.batch_items import ByteGetter, ChunkRequest
+from numcodecs_bytes._zarr_api.batch_items import ChunkRequest
 from numcodecs_bytes._zarr_api.names import name_of_chunk
 from numcodecs_bytes._zarr_api.versions import fill_value_or_default
 
@@ -30,18 +32,16 @@ from numcodecs_bytes._zarr_api.versions import fill_value_or_default
 class ChunkRead:
     """What is read of a chunk, where that belongs, and what became of it."""
 
-    item: ChunkRequest  # passed on if the chunk is left to zarr
+    byte_getter: Any  # what zarr asks for the chunk, or a `ChunkName`
+    spec: ArraySpec
+    chunk_selection: Any
     out_selection: OutSelection  # in the output
     layout: AnyLayout
     source: Source | None = None
+    # Whether a checksum is checked, if the chunk has one: all of the chunk is selected.
+    checks_crc: bool = False
+    request: Any = None  # zarr's `ChunkRequest`, which it gets back if the chunk is left to it
     outcome: Outcome = PENDING
-    distance: int = 0  # in bytes, from what the item selects to what is read
-
-    @property
-    def getter(self) -> ByteGetter:
-        """What zarr would ask for the chunk."""
-        getter: ByteGetter = self.item.byte_getter
-        return getter
 
     @property
     def file(self) -> FileExtent:
@@ -63,15 +63,15 @@ class ChunkRead:
         self.outcome = Outcome("missing", fetched=fetched)
 
     def fill(self, out: Output, out_selections: Iterable[OutSelection]) -> None:
-        """Fill places in the output with the fill value."""
-        fill_value = fill_value_or_default(self.item.spec)
+        """Fill parts of the output with the fill value."""
+        fill_value = fill_value_or_default(self.spec)
         with out.lock:
             out.raise_if_cancelled()
             for out_selection in out_selections:
                 out.array[out_selection] = fill_value
 
-    def note_read_by_zarr(self, *, exists: bool) -> None:
-        """Note that zarr has read a chunk that was left to it."""
+    def record_read_by_zarr(self, *, exists: bool) -> None:
+        """Record that zarr has read a chunk that was left to it."""
         exists = exists and not issubclass(self.outcome.kind, NoReference)  # for zarr 3.1.6
         status: Literal["present", "missing"] = "present" if exists else "missing"
         num_requests, num_bytes, _ = self.outcome.fetched  # in vain
@@ -86,12 +86,12 @@ class ChunkRead:
         """Raise ValueError unless a chunk has the length that its layout gives."""
         layout = self.layout
         if isinstance(layout, Layout) and num_bytes != layout.num_bytes:
-            layout.check_length(num_bytes, name_of_chunk(self.getter))
+            layout.check_length(num_bytes, name_of_chunk(self.byte_getter))
 
-    def trace(self, *, has_v2_keys: bool) -> None:
+    def report_to_traces(self, *, has_v2_keys: bool) -> None:
         """Tell `numcodecs_bytes.trace` what became of the chunk."""
-        outcome = self.outcome
-        note = partial(traces.note, self.getter, len(self.item.spec.shape), has_v2_keys=has_v2_keys)
+        outcome, num_axes = self.outcome, len(self.spec.shape)
+        note = partial(traces.note, self.byte_getter, num_axes, has_v2_keys=has_v2_keys)
         if outcome.is_left:  # zarr failed to read it
             if outcome.why:
                 note({outcome.why: 1}, is_seen=False)
@@ -110,25 +110,18 @@ class ChunkRead:
         note(traces.counts_of_read(num_bytes, num_selected, by_zarr, fetched, outcome.why))
 
 
-class ReadSettings(NamedTuple):
-    """How the chunks of an array that are read together are read."""
-
-    is_v2: bool  # whether the array is of Zarr v2
-    has_v2_keys: bool  # whether the keys of its chunks are like those of Zarr v2
-    num_threads: int | None  # the number of threads, if the user has set it
-    max_gap: int | None  # the largest gap to read, in bytes, if the user has set it
-
-
 def chunk_reads(
-    items: Sequence[ChunkRequest], layout_of: LayoutOf, source_of: ChunkLocator | None = None
+    requests: Sequence[ChunkRequest], layout_of: LayoutOf, locator: ChunkLocator | None = None
 ) -> list[ChunkRead]:
-    """Return what is read, given what zarr passes; `source_of` says where chunks are."""
+    """Return what is read of the chunks that zarr requests, and where each is, by the locator."""
     chunks = []
-    for item in items:
-        out_selection = out_selection_of(item.out_selection)
-        chunk = ChunkRead(item, out_selection, layout_of(item.spec))
+    for request in requests:
+        byte_getter, spec, chunk_selection, out_selection, is_complete = request
+        out_selection = out_selection_of(out_selection)
+        chunk = ChunkRead(byte_getter, spec, chunk_selection, out_selection, layout_of(spec))
+        chunk.checks_crc, chunk.request = is_complete, request
         try:
-            chunk.source = source_of(item.byte_getter.path) if source_of else None
+            chunk.source = locator(byte_getter.path) if locator else None
         except LeftToZarr as why:
             leave([chunk], why)
         chunks.append(chunk)

@@ -18,6 +18,7 @@ from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.out_selections import OutSelection, out_selection_within
 from numcodecs_bytes._plan.outcome import FetchCounts, Outcome
 from numcodecs_bytes._plan.plan import RunPlan, plan_of, probe_offsets
+from numcodecs_bytes._plan.selection import moved_to_start
 from numcodecs_bytes._plan.shards import AnyShardPlan, InnerChunks, ShardLayout
 from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.file_batch import FileBatch
@@ -65,7 +66,7 @@ def read_chunk(
     else:
         planned = _plan_chunk(chunk, chunk.layout, extent, out, batch)
     checksum = None
-    if extent.crc is not None and (chunk.item.is_complete or planned.num_bytes >= extent.num_bytes):
+    if extent.crc is not None and (chunk.checks_crc or planned.num_bytes >= extent.num_bytes):
         checksum = Checksum(extent)
 
     # Fetch and scatter.
@@ -91,32 +92,28 @@ def _plan_chunk(
     """Plan what is read of a chunk; once more, with longer gaps, if probes show a slow file."""
     if extent.num_bytes != layout.num_bytes:
         chunk.check_length(extent.num_bytes)
-    start, speed = extent.start + chunk.distance, batch.speed
-    plan = _plan_runs(chunk, layout, extent, out, speed.verdict.max_gap)
+    # Selections that differ only in where they begin share a plan.
+    selection, offset = moved_to_start(chunk.chunk_selection, layout.shape, layout.strides)
+    plan_with = partial(plan_of, selection, layout, out.drop_axes)
+    # All bytes are read for a CRC-32 of all of the chunk.
+    reads_all = extent.crc is not None and chunk.checks_crc
+    start, speed = extent.start + offset, batch.speed
+    plan = plan_with(extent.num_bytes if reads_all else speed.verdict.max_gap)
     # For one short run, a probe could only show that threads wait, which may be known.
     is_one_request = plan.num_runs == 1 and plan.run_bytes <= constants.PREFETCH_BYTES
     if not (is_one_request and batch.waits.is_long) and speed.needs_probe(plan.num_runs):
         batch.probe(extent.descriptor, plan.probe_offsets(start))
     verdict = speed.verdict
-    if verdict.is_slow:
-        plan = _plan_runs(chunk, layout, extent, out, verdict.max_gap)
+    if verdict.is_slow and not reads_all:
+        plan = plan_with(verdict.max_gap)
     fetcher = PrefetchingFetcher if verdict.prefetching_helps else RunFetcher
     placed = [(plan, start, chunk.out_selection)]
     return _ExtentRead(layout, placed, plan.num_bytes, out, fetcher)
 
 
-def _plan_runs(
-    chunk: ChunkRead, layout: Layout, extent: OpenExtent, out: Output, max_gap: int | None
-) -> RunPlan:
-    """Plan with gaps of up to `max_gap` bytes; of any size, if a CRC-32 needs all bytes."""
-    if extent.crc is not None and chunk.item.is_complete:
-        max_gap = extent.num_bytes
-    return plan_of(chunk.item.selection, layout, out.drop_axes, max_gap)
-
-
 def _prefetch_whole(chunk: ChunkRead, shard: ShardLayout, extent: OpenExtent, out: Output) -> None:
     """Prefetch a shard with its index if zarr alone reads it whole."""
-    if shard.is_all_selected(shard.plan_of(chunk.item.selection, out.drop_axes)):
+    if shard.is_all_selected(shard.plan_of(chunk.chunk_selection, out.drop_axes)):
         files.prefetch(extent.descriptor, [(extent.start, extent.num_bytes)])
 
 
@@ -128,7 +125,7 @@ def _plan_shard(
     index, (num_reads, num_bytes, _) = batch.read_index(shard, extent)
     seconds = time.perf_counter() - begin
     batch.record_index(seconds)
-    plan_with = partial(shard.plan_of, chunk.item.selection, out.drop_axes)
+    plan_with = partial(shard.plan_of, chunk.chunk_selection, out.drop_axes)
     inner_chunks = _plan_at_speed(plan_with, index, extent, batch, seconds)
     view, to_view = view_of(out, chunk.out_selection)
     missing = [out_selection_within(chunk.out_selection, each) for each in inner_chunks.missing]

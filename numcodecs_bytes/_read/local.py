@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr, leave
-from numcodecs_bytes._read.chunk_read import ChunkRead, ReadSettings
+from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.file_batch import FileBatch
 from numcodecs_bytes._read.file_speed import FileSpeed
 from numcodecs_bytes._read.in_file import read_chunk
@@ -34,23 +34,26 @@ from numcodecs_bytes._zarr_api.versions import concurrency
 _InFile = tuple[Hashable, Sequence[ChunkRead]]  # chunks in the same file, and what identifies it
 
 
-async def read(settings: ReadSettings, chunks: Sequence[ChunkRead], out: Output) -> None:
+async def read(
+    chunks: Sequence[ChunkRead], out: Output, max_gap: int | None, num_threads: int | None
+) -> None:
     """Read the selections of chunks in local files, and note what became of each.
 
+    The largest gap to read, in bytes, and the number of threads are None if the user has set none.
     Raises ValueError if a file has the wrong length.
     """
     outputs: list[Output] = []
 
     def read_alone(is_wanted: IsWanted) -> None:
         outputs.append(out.for_thread(is_wanted))
-        read_file(iter(chunks), outputs[-1], FileBatch(FileSpeed(settings.max_gap)))
+        read_file(iter(chunks), outputs[-1], FileBatch(FileSpeed(max_gap)))
 
     try:
         if len(chunks) == 1:
             await run_while_wanted(file_pool(), read_alone)
         else:
-            batch = FileBatch(FileSpeed(settings.max_gap, num_until_probe=0))
-            await _read_together(chunks, out, outputs, batch, settings.num_threads)
+            batch = FileBatch(FileSpeed(max_gap, num_until_probe=0))
+            await _read_together(chunks, out, outputs, batch, num_threads)
     finally:
         # If the read was cancelled, a thread may be changing the output; it checks before the next.
         for each in outputs:
@@ -181,5 +184,5 @@ def _read_or_leave(
     except (LeftToZarr, OSError) as why:
         leave([chunk], why)
     except Exception as error:
-        add_name(error, chunk.getter)
+        add_name(error, chunk.byte_getter)
         raise

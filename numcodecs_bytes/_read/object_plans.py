@@ -141,7 +141,7 @@ class _Planner:
         expected_length = end if extent.num_bytes is None else None
         target = RemoteObject(extent, expected_length, min_length=end)
         how = layout, self._drop_axes, policy.max_copied_gap
-        plans = [plan_of(chunk.item.selection, *how) for chunk in chunks]
+        plans = [plan_of(chunk.chunk_selection, *how) for chunk in chunks]
         if len(chunks) == 1 and not _pays(target, policy, layout.num_bytes, plans):
             return None
         return ObjectRead(target, chunks, layout, policy, plans)
@@ -149,7 +149,7 @@ class _Planner:
     def _shard_read(self, chunk: ChunkRead, shard: ShardLayout) -> ObjectRead | None:
         """Return what to read of a shard; None if zarr reads it just as fast."""
         target, policy = RemoteObject(chunk.remote), self._policy_of_shard
-        shard_plan = shard.plan_of(chunk.item.selection, self._drop_axes, policy.max_copied_gap)
+        shard_plan = shard.plan_of(chunk.chunk_selection, self._drop_axes, policy.max_copied_gap)
         # Those of points are not known before the index.
         plans = shard_plan.plans if isinstance(shard_plan, ShardPlan) else []
         is_all = len(plans) == shard.num_chunks

@@ -108,11 +108,6 @@ class GPUValues(Values):
         await staging.each_group(groups, self._array, download_and_write)
 
 
-def values_of(buffer: NDBuffer) -> Values:
-    """Return the values that zarr passes."""
-    return GPUValues(buffer) if type(buffer) is gpu.NDBuffer else Values(buffer)
-
-
 class Writes(NamedTuple):
     """The chunks of a batch, and how they are written: whole, in place, or by zarr."""
 
@@ -138,7 +133,7 @@ class Writes(NamedTuple):
 
         ways: tuple[tuple[Write, bool], ...] = (whole, True), (in_place, False)
         for write, is_whole in ways:
-            chunks = [c for c in self.chunks if c.path and c.item.is_complete == is_whole]
+            chunks = [c for c in self.chunks if c.path and c.request.is_complete == is_whole]
             if chunks:
                 await self.values.write(chunks, write)
         if is_required:
@@ -146,15 +141,15 @@ class Writes(NamedTuple):
 
 
 async def plan_writes(
-    items: Sequence[ChunkRequest], layout_of: LayoutOf, value: NDBuffer, *, mode: WriteMode
+    requests: Sequence[ChunkRequest], layout_of: LayoutOf, value: NDBuffer, *, mode: WriteMode
 ) -> Writes:
     """Return how chunks are written, given what zarr passes.
 
     `mode` is the option ``write_in_place``. Raises RuntimeError if it is "require", and part of a
     chunk can't be written in place.
     """
-    values = values_of(value)
-    chunks = [ChunkWrite(item, item.out_selection) for item in items]
+    values = GPUValues(value) if type(value) is gpu.NDBuffer else Values(value)
+    chunks = [ChunkWrite(request, request.out_selection) for request in requests]
     for chunk in chunks:
         try:
             _plan(chunk, layout_of, values, may_write_parts=bool(mode))
@@ -162,7 +157,8 @@ async def plan_writes(
             leave([chunk], why)
     if mode == "require":
         _check_required([chunk for chunk in chunks if not chunk.path])
-    if any(chunk.path and not chunk.item.is_complete for chunk in chunks) and values.may_be_mapped:
+    in_parts = any(chunk.path and not chunk.request.is_complete for chunk in chunks)
+    if in_parts and values.may_be_mapped:
         try:
             values = await run_in_thread(write_pool(), values.copied)
         except Exception as error:  # the user's own: their values may raise anything
@@ -177,9 +173,9 @@ async def plan_writes(
 def _plan(chunk: ChunkWrite, layout_of: LayoutOf, values: Values, *, may_write_parts: bool) -> None:
     """Find where a chunk is written, and how; raise `LeftToZarr` if zarr has to write it."""
     chunk.out_selection = values.out_selection_of(chunk.out_selection)
-    chunk.layout = layout_of(chunk.item.spec)
-    path = _find_path(chunk.item.byte_getter)
-    if not chunk.item.is_complete:
+    chunk.layout = layout_of(chunk.request.spec)
+    path = _find_path(chunk.request.byte_getter)
+    if not chunk.request.is_complete:
         _check_in_place(chunk.layout, values, is_on=may_write_parts)
     elif not values.are_elements_of(chunk.layout):
         raise LeftToZarr("zarr converts its values, or it is a shard")
@@ -216,14 +212,14 @@ def _check_in_place(layout: AnyLayout, values: Values, *, is_on: bool) -> None:
 def _check_required(chunks: Sequence[ChunkWrite]) -> None:
     """Raise RuntimeError if a write to part of a chunk was left to zarr, but must be in place."""
     for chunk in chunks:
-        if not chunk.item.is_complete:
+        if not chunk.request.is_complete:
             key, why = "numcodecs_bytes.write_in_place", chunk.outcome.why
             remedy = "set the option to True to let zarr write the chunk"
             if issubclass(chunk.outcome.kind, Compressed):
                 remedy = f"create the array with compressors=None, or {remedy}"
             elif issubclass(chunk.outcome.kind, ZarrFails):
                 remedy = ""
-            name = name_of_chunk(chunk.item.byte_getter)
+            name = name_of_chunk(chunk.request.byte_getter)
             raise RuntimeError(
                 f"part of {name} can't be written in place, but {key} is "
                 f"'require'{set_by(key)}: {why}{remedy and f'; {remedy}'}"

@@ -189,13 +189,14 @@ class ChunkFile(WritableFile[RunPlan]):
     """The file of a chunk, which has space for all of it."""
 
     def _make_plan(self) -> WritePlan[RunPlan]:
-        runs = plan_of(self.chunk.item.selection, self._layout, self._batch.drop_axes, max_gap=0)
+        selection = self.chunk.request.chunk_selection
+        runs = plan_of(selection, self._layout, self._batch.drop_axes, max_gap=0)
         in_hulls = write_file.are_faster_in_hulls([runs], self._layout.item_size)
         return WritePlan(runs, self._elements_of(shape_of(runs.axes)), in_hulls)
 
     def _find_space(self, file: LockedFile) -> FileSpace:
         if file.num_bytes != self._layout.num_bytes:
-            self._layout.check_length(file.num_bytes, name_of_chunk(self.chunk.item.byte_getter))
+            self._layout.check_length(file.num_bytes, name_of_chunk(self.chunk.request.byte_getter))
         return FileSpace(file, [PlacedElements(self._plan.runs, self._plan.elements)])
 
     def _fill(self, new: WrittenFile, old: FileSpace) -> Sequence[PlacedElements]:  # there is none

@@ -33,7 +33,7 @@ class ValuesError(LeftToZarr):
 class ChunkWrite:
     """What is written to a part of a chunk, or all of it, and what became of it."""
 
-    item: ChunkRequest  # passed on if the chunk is left to zarr
+    request: ChunkRequest  # zarr's, which is passed on if the chunk is left to zarr
     out_selection: OutSelection  # in the values
     layout: AnyLayout | None = None
     path: str = ""  # of its file; "" if zarr writes it
@@ -45,11 +45,11 @@ class ChunkWrite:
     @property
     def fill_value(self) -> Any:
         """The fill value of the array, or its default."""
-        return fill_value_or_default(self.item.spec)
+        return fill_value_or_default(self.request.spec)
 
     def would_be_empty(self, blocks: Iterable[Array]) -> bool:
         """Whether zarr would not store a chunk of these elements: all equal the fill value."""
-        if self.item.spec.config.write_empty_chunks:
+        if self.request.spec.config.write_empty_chunks:
             return False
         fill_value = self.fill_value
         buffer_of = cpu.NDBuffer.from_numpy_array
@@ -59,7 +59,7 @@ class ChunkWrite:
             for block in blocks
         )
 
-    def trace(self, *, has_v2_keys: bool) -> None:
+    def report_to_traces(self, *, has_v2_keys: bool) -> None:
         """Tell `numcodecs_bytes.trace` what became of the chunk."""
         counts: traces.Counts = {}
         if self.num_bytes is not None:
@@ -68,14 +68,13 @@ class ChunkWrite:
                 "bytes_in_place": self.num_bytes,
                 "bytes_zarr_alone": self.num_bytes_before,
             }
-        elif self.item.is_complete:
+        elif self.request.is_complete:
             counts = {("why_not_in_place", "the whole chunk is written"): 1}
         elif self.outcome.is_left and self.outcome.why:
             counts = {("why_not_in_place", self.outcome.why): 1}
         if counts:
-            traces.note(
-                self.item.byte_getter, len(self.item.spec.shape), counts, has_v2_keys=has_v2_keys
-            )
+            byte_getter, num_axes = self.request.byte_getter, len(self.request.spec.shape)
+            traces.note(byte_getter, num_axes, counts, has_v2_keys=has_v2_keys)
 
 
 async def write_each(

@@ -51,7 +51,7 @@ async def write_in_place(
         if not waiting:
             return
         seconds = time.monotonic() - begun
-        name = name_of_chunk(waiting[0].chunk.item.byte_getter)
+        name = name_of_chunk(waiting[0].chunk.request.byte_getter)
         if seconds > LONG_SECONDS and not has_warned:
             has_warned = True
             logger.warning(
@@ -84,7 +84,7 @@ async def _try_all(
             if not file.attempt(is_wanted):
                 locked.append(file)
         except Exception as error:  # whichever it is: it is only given a note
-            add_name(error, file.chunk.item.byte_getter, "writing")
+            add_name(error, file.chunk.request.byte_getter, "writing")
             raise
 
     num = num_threads_for(batch.values.nbytes, len(waiting))

@@ -40,7 +40,7 @@ class ShardFile(WritableFile[AnyShardPlan]):
         self._data_start = shard.index_bytes if shard.is_index_first else 0
 
     def _make_plan(self) -> WritePlan[AnyShardPlan]:
-        selection, item_size = self.chunk.item.selection, self._layout.item_size
+        selection, item_size = self.chunk.request.chunk_selection, self._layout.item_size
         selected = self._shard.plan_of(selection, self._batch.drop_axes, max_gap=0)
         if isinstance(selected, ShardPointsPlan):
             # Where they are in most complete shards, as if the file were an axis of bytes.

@@ -74,7 +74,7 @@ async def write_whole(
 
 def _elements_of(chunk: ChunkWrite, array: Array, drop_axes: tuple[int, ...]) -> Array:
     """Return the elements of a chunk, in its shape; beyond the array, the fill value."""
-    spec, elements = chunk.item.spec, array
+    spec, elements = chunk.request.spec, array
     try:
         if array.shape:  # else it is a single value for all elements
             elements = array[chunk.out_selection]
@@ -84,7 +84,7 @@ def _elements_of(chunk: ChunkWrite, array: Array, drop_axes: tuple[int, ...]) ->
         new = cpu.NDBuffer.create(
             shape=spec.shape, dtype=array.dtype, order=spec.order, fill_value=chunk.fill_value
         ).as_numpy_array()
-        new[chunk.item.selection] = elements
+        new[chunk.request.chunk_selection] = elements
     except (IndexError, TypeError, ValueError) as error:  # NumPy's, if they have another shape
         raise ValuesError(error) from error
     return new

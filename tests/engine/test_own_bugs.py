@@ -63,7 +63,7 @@ def test_zarr_reads_what_we_can_t(array, broken, caplog, error):
 
 @pytest.mark.own_bug
 @pytest.mark.parametrize(
-    "place", ["_pipeline.reads.chunk_reads", "_read.chunk_read.ChunkRead.trace"]
+    "place", ["_pipeline.reads.chunk_reads", "_read.chunk_read.ChunkRead.report_to_traces"]
 )
 def test_a_mistake_before_or_after_chunks_are_read(array, monkeypatch, place):
     """It reached the user."""
@@ -233,12 +233,12 @@ def test_one_of_several_is_zarr_s(array, monkeypatch, caplog):
     """Then the others were neither logged nor named."""
     shared, ours = ValueError("of both"), TypeError("a mistake of ours")
 
-    async def fail(self, plan, *_):
+    async def fail(self, chunks, *_):
         for error in (ours, shared):
-            self._note_own_bug(plan.bugs, plan.chunks, error)
+            self.bugs.record(chunks, error)
         raise ValueError("of both")
 
-    monkeypatch.setattr("numcodecs_bytes._pipeline.reads.PartialReadMixin._run", fail)
+    monkeypatch.setattr("numcodecs_bytes._pipeline.reads.BatchRead.read_files", fail)
     with pytest.raises(ValueError, match="of both") as raised:
         array[1]
     assert [record.exc_info[1] for record in caplog.records] == [ours]
@@ -395,7 +395,7 @@ class TestWrites:
         def fail(*_args, **_options):
             raise TypeError("a mistake of ours")
 
-        monkeypatch.setattr("numcodecs_bytes._write.chunk_write.ChunkWrite.trace", fail)
+        monkeypatch.setattr("numcodecs_bytes._write.chunk_write.ChunkWrite.report_to_traces", fail)
         with zarr.config.set({IN_PLACE: True}), numcodecs_bytes.trace():
             array[1, 3] = -1
         assert array[1, 3] == -1
