@@ -113,10 +113,11 @@ def test_of_a_trace(sparse, track):
 
 
 def test_of_selections_that_differ_from_chunk_to_chunk(sparse, track):
+    """Ten threads have a block of 2 MiB each; zarr alone has as many chunks, of that size, in memory."""
     array = sparse((30 << 21,), (1 << 21,))
     peak, result = track(lambda: array[::521])
     assert not result.any()
-    assert peak <= result.nbytes + 16 * MIB
+    assert peak <= result.nbytes + 26 * MIB
 
 
 def test_of_an_inner_chunk_of_a_large_shard(tmp_path, track):
