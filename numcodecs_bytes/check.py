@@ -31,7 +31,7 @@ from numcodecs_bytes._read.remote_object import RemoteObject
 from numcodecs_bytes._sources.files import FileExtent
 from numcodecs_bytes._sources.store_states import state_of
 from numcodecs_bytes._sources.stores import find_extent
-from numcodecs_bytes._tools.arrays import array_of, read_in_part, why_not_opened
+from numcodecs_bytes._tools.arrays import array_of, layout_for_partial_reads, why_not_opened
 from numcodecs_bytes._tools.bugs import is_bug
 from numcodecs_bytes._tools.check_chunks import check_chunks
 from numcodecs_bytes._tools.consolidated import Consolidated, deleted_arrays, stale_metadata
@@ -181,7 +181,7 @@ async def _request_a_byte(array: AnyArray, coords: ChunkCoords) -> None:
 def _report_partial_reads(array: AnyArray, report: ArrayReport) -> bool:
     """Report whether chunks are read in part, and return it."""
     try:
-        read_in_part(array)
+        layout_for_partial_reads(array)
     except LeftToZarr as why:
         report.partial_reads = f"no: {why}"
         return False

@@ -34,7 +34,7 @@ def why_not_opened(document: JSONObject) -> str:
     return why_missing([row.name for row in ML_DTYPES if f'"{row.name}"' in data_type])
 
 
-def read_in_part(array: AnyArray) -> Layout:
+def layout_for_partial_reads(array: AnyArray) -> Layout:
     """Return the layout of an array's (inner) chunks, parts of which can be read.
 
     Raises `LeftToZarr` if that is not so. Nothing is requested.

@@ -79,14 +79,14 @@ def _plan_chunks(array: Any, size: int, given: dict[int, Lengths]) -> tuple[Leng
     level, up to the size. So they are complete along the axes before the one that grew last, and
     one unit along those after.
     """
-    from numcodecs_bytes._tools.arrays import read_in_part  # which imports zarr
+    from numcodecs_bytes._tools.arrays import layout_for_partial_reads  # which imports zarr
 
     shape, order = array.shape, tuple(range(array.ndim))
     try:
         # One element or a stored chunk; and what units are grouped into, each a part of the next.
         unit, levels = array.chunks, [*([array.shards] if array.shards else []), shape]
         with contextlib.suppress(LeftToZarr):
-            order = read_in_part(array).axis_order
+            order = layout_for_partial_reads(array).axis_order
             unit, levels = (1,) * array.ndim, [array.chunks, *levels]
     except NotImplementedError:  # chunks of several shapes, which zarr calls rectilinear
         unit, levels = array.read_chunk_sizes, []

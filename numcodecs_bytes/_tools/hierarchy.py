@@ -1,6 +1,5 @@
 """Finds the arrays of a store, and the consolidated metadata of its groups."""
 
-import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -27,9 +26,8 @@ def find_arrays(store: Store) -> Iterator[FoundArray | Consolidated]:
     Raises the store's error if its root can't be read.
     """
     for path, to_visit in walk(store):
-        store_path = value_or_error(StorePath, store, path)
-        if isinstance(store_path, Exception):  # such as a/../b, which a zip archive may have
-            yield FoundArray(path, Broken(store_path))
+        if broken := _why_no_path(store, path):  # as in a zip archive
+            yield FoundArray(path, broken)
         else:
             yield from _found_at(store, path, to_visit)
 
@@ -62,7 +60,14 @@ def _found_at(store: Store, path: str, to_visit: list[str]) -> Iterator[FoundArr
         if consolidated is not None and names:
             yield consolidated
         elif consolidated is not None:  # web servers do not list folders
-            yield from itertools.starmap(FoundArray, consolidated.arrays.items())
+            for name, stated in consolidated.arrays.items():
+                yield FoundArray(name, _why_no_path(store, name) or stated)
+
+
+def _why_no_path(store: Store, path: str) -> Broken | None:
+    """Return why zarr opens no such path, as a/../b, if it does not."""
+    store_path = value_or_error(StorePath, store, path)
+    return Broken(store_path) if isinstance(store_path, Exception) else None
 
 
 def _node_at(store: Store, path: str) -> tuple[Document, object]:

@@ -10,7 +10,9 @@ from pathlib import Path
 import numcodecs
 import pytest
 import zarr
+import zarr.storage
 from helpers import HAS_STRUCT, bytes_codec, metadata, write_array, write_v2
+from zarr.core.sync import sync
 
 from numcodecs_bytes._tools import documents
 from numcodecs_bytes.check import check
@@ -98,6 +100,20 @@ class TestArchives:
         assert "holds 3 bytes, expected 4" in found.pop("damaged")[0]
         ((problem,),) = found.values()
         assert problem.startswith("its metadata can't be read: The path ")
+
+    def test_names_that_no_path_has_in_consolidated_metadata(self):
+        class Unlisted(zarr.storage.MemoryStore):
+            supports_listing = False
+
+        store, document = Unlisted(), metadata("int8", PLAIN)
+        zarr.create_array(store, name="a", shape=4, chunks=4, dtype="i1", compressors=None)[:] = 1
+        nodes = {"metadata": {"b/../c": document, "a": document}}
+        root = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": nodes}
+        buffer = zarr.core.buffer.cpu.Buffer.from_bytes(json.dumps(root).encode())
+        sync(store.set("zarr.json", buffer))
+        found = {report.path: report for report in check(store)}
+        assert found["b/../c"].problems[0].startswith("its metadata can't be read: The path ")
+        assert (found["a"].num_chunks, found["a"].problems) == (1, [])
 
     def test_documents_that_inflate(self, archive, monkeypatch):
         """400 MiB of spaces took 840."""
