@@ -244,7 +244,7 @@ async def _plan_by_index(
 
 
 def _range_of_index(extent: ObjectExtent, shard: ShardLayout) -> tuple[int, int | None]:
-    """Return the range of the index of a shard in its object; see `byte_ranges.Get`.
+    """Return the range of the index of a shard in its object; see `byte_ranges.RangeGetter`.
 
     Raises `LeftToZarr` if the shard is too short for its index.
     """

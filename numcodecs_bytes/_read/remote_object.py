@@ -85,7 +85,7 @@ class RemoteObject:
             raise UnexpectedAnswer(Answer("changed", why))
 
     async def get_range(self, start: int, end: int | None, *, is_timed: bool = True) -> Answer:
-        """Request a range; see `byte_ranges.Get`. A suffix may be all of a shorter object.
+        """Request a range; see `byte_ranges.RangeGetter`. A suffix may be all of a shorter object.
 
         A request that fails soon is repeated, once, if it is the first one to fail since the store
         has answered, and its client does not repeat it.
