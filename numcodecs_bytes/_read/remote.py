@@ -20,10 +20,10 @@ from zarr.core.common import concurrent_map
 
 from numcodecs_bytes._core.dtypes import Array, UInt8Array
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.out_selections import OutSelection, out_selection_within
+from numcodecs_bytes._plan.out_selections import out_selection_within
 from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr, Outcome, ZarrFails, leave
 from numcodecs_bytes._plan.plan import PlacedRuns
-from numcodecs_bytes._plan.shards import AnyShardPlan, ShardLayout
+from numcodecs_bytes._plan.shards import AnyShardPlan, InnerChunks, ShardLayout
 from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.object_plans import ObjectRead
 from numcodecs_bytes._read.output import Output, direct_target, scatter
@@ -130,10 +130,12 @@ class _ObjectReader:
         """
         if planned.shard is None:
             return await self._fetch_and_scatter(planned, planned.placed)
-        inner = await _plan_by_index(planned, *planned.shard)
+        shard, shard_plan = planned.shard
+        inner = await _plan_by_index(planned, shard, shard_plan)
         if isinstance(inner, Answer):
             return inner
-        answer = await self._fetch_and_scatter(planned, inner.placed, inner.num_bytes_by_zarr)
+        num_bytes_by_zarr = shard.num_bytes_by_zarr(inner) if traces.active else None
+        answer = await self._fetch_and_scatter(planned, inner.present, num_bytes_by_zarr)
         if answer.kind == "read":
             planned.chunks[0].fill(self.out, inner.missing)
         return answer
@@ -212,18 +214,13 @@ async def _is_missing(chunk: ChunkRead) -> bool:
     return chunk.outcome.status == "missing"
 
 
-class _InnerChunks(NamedTuple):
-    """What is selected of the inner chunks of a shard, by the selections of the output."""
-
-    placed: list[PlacedRuns]
-    missing: list[OutSelection]
-    num_bytes_by_zarr: int | None  # that zarr alone would fetch, if that is counted
-
-
 async def _plan_by_index(
     planned: ObjectRead, shard: ShardLayout, shard_plan: AnyShardPlan
-) -> _InnerChunks | Answer:
-    """Fetch the index of a shard, and return what it says is to be fetched, or what is wrong."""
+) -> InnerChunks | Answer:
+    """Fetch the index of a shard; return where its inner chunks are, and belong in the output.
+
+    Returns the answer if that is not the index.
+    """
     target, outer = planned.target, planned.chunks[0].out_selection
     answer = await target.get_range(*_range_of_index(target.extent, shard))
     if answer.kind != "read":
@@ -235,16 +232,16 @@ async def _plan_by_index(
     start, end = target.extent.start, target.length or sys.maxsize
     num_bytes = min(target.extent.num_bytes or end, end - start)
     inner = shard_plan.inner_chunks(index, start, num_bytes)
-    placed = [
+    present = [
         each._replace(out_selection=out_selection_within(outer, each.out_selection))
         for each in inner.present
     ]
     missing = [out_selection_within(outer, out_selection) for out_selection in inner.missing]
-    return _InnerChunks(placed, missing, shard.num_bytes_by_zarr(inner) if traces.active else None)
+    return inner._replace(present=present, missing=missing)
 
 
 def _range_of_index(extent: ObjectExtent, shard: ShardLayout) -> tuple[int, int | None]:
-    """Return the range of the index of a shard in its object; see `byte_ranges.Get`.
+    """Return the range of the index of a shard in its object; see `byte_ranges.RangeGetter`.
 
     Raises `LeftToZarr` if the shard is too short for its index.
     """

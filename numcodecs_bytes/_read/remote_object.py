@@ -85,7 +85,7 @@ class RemoteObject:
             raise UnexpectedAnswer(Answer("changed", why))
 
     async def get_range(self, start: int, end: int | None, *, is_timed: bool = True) -> Answer:
-        """Request a range; see `byte_ranges.Get`. A suffix may be all of a shorter object.
+        """Request a range; see `byte_ranges.RangeGetter`. A suffix may be all of a shorter object.
 
         A request that fails soon is repeated, once, if it is the first one to fail since the store
         has answered, and its client does not repeat it.
@@ -168,9 +168,8 @@ class RemoteObject:
 
     async def _fetch_subranges(self, runs: Runs, target: UInt8Array, policy: GapPolicy) -> Answer:
         """Request runs, the long ones in subranges."""
-        max_bytes = policy.max_range_bytes
-        ranges = coalesce(runs, max_gap=policy.max_gap, max_range_bytes=max_bytes)
-        return await self._fetch_ranges(subranges(ranges, max_bytes), target, policy.num_requests)
+        ranges = subranges(_coalesce(runs, policy), policy.max_range_bytes)
+        return await self._fetch_ranges(ranges, target, policy.num_requests)
 
     async def _fetch_whole_runs(self, runs: Runs, target: UInt8Array, policy: GapPolicy) -> Answer:
         """Request runs, none of which is split.

@@ -19,10 +19,10 @@ from numcodecs_bytes._sources.answers import Answer, UnexpectedAnswer
 
 # Takes the length of an object and its version, as far as an answer tells them, and raises
 # `UnexpectedAnswer` if they are not as expected, if possible before the bytes arrive.
-Check = Callable[[int | None, object], None]
+HeadCheck = Callable[[int | None, object], None]
 # Takes the first byte and the end (exclusive) of a range, or minus the length of a suffix and None;
-# and a `Check`. Returns the bytes, or None if the object is missing.
-Get = Callable[[int, int | None, Check], Awaitable[UInt8Array | None]]
+# and a `HeadCheck`. Returns the bytes, or None if the object is missing.
+RangeGetter = Callable[[int, int | None, HeadCheck], Awaitable[UInt8Array | None]]
 
 Errors = tuple[type[Exception], ...]
 
@@ -39,7 +39,7 @@ NOT_FOUND = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 async def from_store(
-    store: Any, path: str, start: int, end: int | None, _check: Check
+    store: Any, path: str, start: int, end: int | None, _check: HeadCheck
 ) -> UInt8Array | None:
     """Return a range of a chunk from its store, which states neither length nor version."""
     request = SuffixByteRequest(-start) if end is None else RangeByteRequest(start, end)
@@ -49,7 +49,7 @@ async def from_store(
 
 
 async def from_objects(
-    objects: Any, path: str, start: int, end: int | None, check: Check
+    objects: Any, path: str, start: int, end: int | None, check: HeadCheck
 ) -> UInt8Array | None:
     """Return a range from obstore, which compares it with what the server says it is."""
     import obstore  # optional, but installed if there is such a store
@@ -73,7 +73,7 @@ async def from_objects(
 
 
 async def from_file_system(
-    request: Any, missing: Errors, start: int, end: int | None, _check: Check, **options: object
+    request: Any, missing: Errors, start: int, end: int | None, _check: HeadCheck, **options: object
 ) -> UInt8Array | None:
     """Return a range from a file system, which states neither length nor version.
 
@@ -88,12 +88,12 @@ async def from_file_system(
         if isinstance(error, (*NOT_FOUND, PermissionError)):  # S3 may deny what does not exist
             return None
         why = f"to the store, {type(error).__name__} means that a chunk is missing"
-        raise LeftToZarr(why) from None
+        raise LeftToZarr(why) from error
     return np.frombuffer(raw, np.uint8)
 
 
 async def from_http(
-    request: Any, missing: Errors, start: int, end: int | None, check: Check
+    request: Any, missing: Errors, start: int, end: int | None, check: HeadCheck
 ) -> UInt8Array | None:
     """Return a range from a web server; its headers are checked before the body arrives."""
     seen = []
@@ -115,7 +115,7 @@ async def from_http(
     return raw
 
 
-def _check_head(status: int, headers: Any, start: int, end: int | None, check: Check) -> None:
+def _check_head(status: int, headers: Any, start: int, end: int | None, check: HeadCheck) -> None:
     """Raise `UnexpectedAnswer` unless a response is the range that was asked for."""
     text = ", ".join(headers.getall("Content-Range", ()))
     asked = f"the last {-start} bytes" if end is None else f"bytes {start} to {end}"

@@ -24,7 +24,7 @@ from numcodecs_bytes._plan.outcome import AlreadyInMemory, LeftToZarr, NoReferen
 from numcodecs_bytes._sources.archives import find_member, open_archive
 from numcodecs_bytes._sources.byte_ranges import (
     NOT_FOUND,
-    Get,
+    RangeGetter,
     from_file_system,
     from_http,
     from_objects,
@@ -42,7 +42,7 @@ from numcodecs_bytes._zarr_api.private_names import is_open
 class ObjectExtent(NamedTuple):
     """Where a chunk, or a shard, is in an object that is requested."""
 
-    get: Get
+    get: RangeGetter
     store: object  # how it answers is remembered
     tells_versions: bool = False  # whether answers may tell the version of the object
     start: int = 0  # the offset of the chunk in the object, in bytes

@@ -53,8 +53,8 @@ def requests_of(store: Any) -> Callable[[str], Request]:
                 request = getting.send(None)
         except StopIteration as ended:
             if ended.value is None:
-                raise NoReference("its manifest does not have it") from None
-            raise AlreadyInMemory("it is inlined in its manifest") from None
+                raise NoReference("its manifest does not have it") from ended
+            raise AlreadyInMemory("it is inlined in its manifest") from ended
         except Exception as error:  # another version may raise anything
             raise LeftToZarr("its manifest is of an unknown form") from error
         if not isinstance(request, Request) or request.end <= request.start:
