@@ -57,12 +57,9 @@ class RunFetcher:
         """Fetch runs, all at once, and scatter what is selected of them."""
         starts, begin = plan.starts(start).tolist(), 0
         if slow_copies.slow_distances and plan.run_bytes >= slow_copies.MIN_SLOW_BYTES:
-            end = starts[0]  # where NumPy swaps bytes, no copy from the buffer is slow
-            if self.layout.is_stored_as_in_memory and are_slices(out_selection):
-                end = self.out.array[(*out_selection, ...)].ctypes.data
-            begin = slow_copies.begin_between(starts[0], end)
-        buffer = partial(thread_buffer, begin=begin)
-        raw = files.read_runs(self.descriptor, starts, plan.run_bytes, buffer)
+            begin = self._begin_of_buffer(starts[0], out_selection)
+        buffer_of = partial(thread_buffer, begin=begin)
+        raw = files.read_runs(self.descriptor, starts, plan.run_bytes, buffer_of)
         if self.checksum is not None and len(starts) == 1:
             self.checksum.add(starts[0], raw)
         with self.out.lock:
@@ -70,6 +67,13 @@ class RunFetcher:
             scatter(raw, plan, self.layout, self.out.array, out_selection)
         give_back(raw)
         self._count(plan)
+
+    def _begin_of_buffer(self, first_start: int, out_selection: OutSelection) -> int:
+        """Return where in a page a buffer begins to which, and from which, a copy is fast."""
+        target = first_start  # where NumPy swaps bytes, no copy from the buffer is slow
+        if self.layout.is_stored_as_in_memory and are_slices(out_selection):
+            target = self.out.array[(*out_selection, ...)].ctypes.data
+        return slow_copies.begin_between(first_start, target)
 
     def _fill_directly(self, plan: RunPlan, start: int, out_selection: OutSelection) -> bool:
         """Fetch runs straight into the output; return False if that is impossible, or slow.

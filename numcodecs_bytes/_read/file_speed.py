@@ -75,12 +75,8 @@ class WaitTotal:
 class FileSpeed:
     """What a batch has learnt of its files: in memory, perhaps slow after one slow read, or slow.
 
-    Attributes
-    ----------
-    verdict : SpeedVerdict
-        How files are read from now on.
-    last_slow_seconds : float
-        How long the last read took, if it was slow; 0 after a fast one.
+    `verdict` is how they are read from now on; `last_slow_seconds` is how long the last read took,
+    and 0 after a fast one.
     """
 
     def __init__(self, max_gap: int | None, num_until_probe: float = float("inf")) -> None:

@@ -77,7 +77,7 @@ async def _read_together(
         for _, in_file in itertools.groupby(groups, operator.itemgetter(0)):
             read_file((chunk for _, some in in_file for chunk in some), of_thread, batch)
 
-    batch.workers = workers = PoolWorkers(
+    workers = PoolWorkers(
         list(_grouped_by_file(chunks, num_threads or concurrency() or MAX_FILE_THREADS)),
         work,
         num_threads=num_threads,
@@ -89,6 +89,7 @@ async def _read_together(
         constants.CERTAIN_WAIT_SECONDS, batch.add_threads_if_opening
     )
     try:
+        batch.workers = workers
         await run_while_wanted(file_pool(), workers.run)
     finally:
         timer.cancel()
@@ -114,8 +115,9 @@ def read_here(
     if num_threads == 1:
         work(None, iter(chunks))
         return
-    batch.workers = workers = CallerWorkers(chunks, work)
+    workers = CallerWorkers(chunks, work)
     try:
+        batch.workers = workers
         workers.run()
     finally:
         batch.workers = None  # which refer to this function, and to the output

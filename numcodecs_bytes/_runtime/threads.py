@@ -129,9 +129,9 @@ def _quota() -> int:
         for folder in [_GROUPS / group, *(_GROUPS / group).parents]:
             file = folder / "cpu.max"
             if folder.is_relative_to(_GROUPS) and file.exists():  # the root has none
-                most, period = file.read_text(encoding="utf-8").split()
-                if most != "max":
-                    quotas.append(-(-int(most) // int(period)))
+                quota, period = file.read_text(encoding="utf-8").split()
+                if quota != "max":
+                    quotas.append(-(-int(quota) // int(period)))
     return min(quotas)
 
 

@@ -128,10 +128,10 @@ def extent_in(file: FileExtent, descriptor: int) -> OpenExtent | None:
     length = _length_of(descriptor)
     if not length:
         raise LeftToZarr("the system gives its length as 0")  # of a file of procfs, for example
-    found = file.extent(descriptor, length)
-    if found is not None and found.start + found.num_bytes > length:
+    extent = file.extent(descriptor, length)
+    if extent is not None and extent.start + extent.num_bytes > length:
         raise LeftToZarr("it reaches beyond the end of its file")
-    return found
+    return extent
 
 
 def length_of_file(file: FileExtent) -> int | None:
@@ -142,8 +142,8 @@ def length_of_file(file: FileExtent) -> int | None:
     descriptor = file.open()
     try:
         length = _length_of(descriptor) or _count_bytes(descriptor)
-        found = file.extent(descriptor, length)
-        return None if found is None else max(min(found.num_bytes, length - found.start), 0)
+        extent = file.extent(descriptor, length)
+        return None if extent is None else max(min(extent.num_bytes, length - extent.start), 0)
     finally:
         os.close(descriptor)
 
@@ -156,17 +156,17 @@ def _count_bytes(descriptor: int) -> int:
     return num_bytes
 
 
-def seconds_to_read(descriptor: int, position: int) -> float:
+def seconds_to_read(descriptor: int, offset: int) -> float:
     """Read one byte of a file; return how long that took."""
     before = time.perf_counter()
-    _read_at(descriptor, 1, position)
+    _read_at(descriptor, 1, offset)
     return time.perf_counter() - before
 
 
 def prefetch(descriptor: int, runs: Iterable[tuple[int, int]], max_gap: int = 0) -> None:
     """Ask the system to prefetch runs of a file, all at once, if it can.
 
-    A run is its start and its length. Runs with gaps of up to `gap` bytes are prefetched together.
+    A run is its start and its length. Those with gaps of up to `max_gap` bytes share a request.
     """
     if not hasattr(os, "posix_fadvise"):
         return
@@ -189,29 +189,29 @@ def _prefetch_range(descriptor: int, begin: int, end: int) -> None:
 
 
 def read_runs(
-    descriptor: int, starts: Sequence[int], length: int, memory: Callable[[int], memoryview]
+    descriptor: int, starts: Sequence[int], run_bytes: int, buffer_of: Callable[[int], memoryview]
 ) -> bytes | memoryview:
     """Return runs of a file, end to end, all of the same length in bytes.
 
-    Short ones are returned as bytes; others are read into what `memory` returns for a number of
-    bytes: a ``memoryview`` of that length. Raises `LeftToZarr` if the file is too short.
+    Short ones are returned as bytes; others are read into what `buffer_of` returns for a number
+    of bytes: a ``memoryview`` of that length. Raises `LeftToZarr` if the file is too short.
     """
-    if length < MIN_READINTO_BYTES and hasattr(os, "pread"):
+    if run_bytes < MIN_READINTO_BYTES and hasattr(os, "pread"):
         pread = os.pread
-        raw = b"".join([pread(descriptor, length, start) for start in starts])
-        if len(raw) == len(starts) * length:
+        raw = b"".join([pread(descriptor, run_bytes, start) for start in starts])
+        if len(raw) == len(starts) * run_bytes:
             return raw
         # Else it was truncated meanwhile, or the file system returns less than it is asked for.
-    view = memory(len(starts) * length)
+    view = buffer_of(len(starts) * run_bytes)
     read_runs_into(descriptor, starts, view)
     return view
 
 
 def read_runs_into(descriptor: int, starts: Sequence[int], view: memoryview) -> None:
     """Fill memory with runs of a file, end to end, all of the same length."""
-    length = len(view) // len(starts)
-    for start, first in zip(starts, range(0, len(view), length), strict=True):
-        read_exactly(descriptor, start, view[first : first + length])
+    run_bytes = len(view) // len(starts)
+    for start, first in zip(starts, range(0, len(view), run_bytes), strict=True):
+        read_exactly(descriptor, start, view[first : first + run_bytes])
 
 
 def read_exactly(descriptor: int, start: int, view: memoryview) -> None:
