@@ -113,7 +113,7 @@ def test_of_a_trace(sparse, track):
 
 
 def test_of_selections_that_differ_from_chunk_to_chunk(sparse, track):
-    """Ten threads have a block of 2 MiB each; zarr alone has as many chunks, of that size, in memory."""
+    """Ten threads have a block of 2 MiB each; with zarr alone, a chunk, which is as large."""
     array = sparse((30 << 21,), (1 << 21,))
     peak, result = track(lambda: array[::521])
     assert not result.any()
