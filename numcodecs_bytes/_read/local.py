@@ -63,6 +63,7 @@ def _read_alone(
     is_wanted: IsWanted,
 ) -> None:
     outputs.append(out.for_thread(is_wanted))
+    chunks[0].share_plan()
     read_file(iter(chunks), outputs[-1], Pace(max_gap))
 
 
@@ -111,6 +112,7 @@ def read_here(
     def work(workers: "WorkersHere[ChunkRead]", some: "Iterator[ChunkRead]") -> None:
         pace.waits.workers = None if num_threads == 1 else workers
         for chunk in some:
+            chunk.share_plan()
             read_file(iter([chunk]), out, pace)
             if chunk.outcome.is_left:
                 return
