@@ -39,11 +39,6 @@ class BatchBugs:
                 had_failed = f"numcodecs_bytes itself had failed: {self.access.own_bug}"
                 error.add_note(f"before, {had_failed}")
 
-    def log(self) -> None:
-        """Log the own bugs, and forget them: their frames refer to the output."""
-        if self.errors:
-            own_bugs.log_all(self.errors)
-
 
 def _text_of(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

@@ -88,7 +88,8 @@ class BatchRead:
             self.bugs.forget_or_mention(error)
             raise
         finally:
-            self.bugs.log()
+            if self.bugs.errors:
+                own_bugs.log_all(self.bugs.errors)
         results = [{"status": chunk.outcome.status} for chunk in self.chunks]
         return tuple(results) if HAS_RESULTS else None
 

@@ -18,6 +18,7 @@ from numcodecs_bytes._plan.outcome import (
     Outcome,
     leave,
 )
+from numcodecs_bytes._plan.selection import moved_to_start
 from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._runtime import traces
@@ -42,6 +43,7 @@ class ChunkRead:
     checks_crc: bool = False
     request: Any = None  # zarr's `ChunkRequest`, which it gets back if the chunk is left to it
     outcome: Outcome = PENDING
+    selection_offset: int = 0  # of the origin of `chunk_selection` in the chunk, in bytes
 
     @property
     def file(self) -> FileExtent:
@@ -56,6 +58,13 @@ class ChunkRead:
         if not isinstance(self.source, ObjectExtent):
             raise TypeError(f"not requested: {self.source!r}")
         return self.source
+
+    def share_plan(self) -> None:
+        """Move the selection to the start of the chunk: then samples at random share a plan."""
+        if isinstance(layout := self.layout, Layout):
+            self.chunk_selection, self.selection_offset = moved_to_start(
+                self.chunk_selection, layout.shape, layout.strides
+            )
 
     def read_as_missing(self, out: Output, fetched: FetchCounts) -> None:
         """Fill what is selected of the chunk, because it does not exist."""

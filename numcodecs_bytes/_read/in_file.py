@@ -18,7 +18,6 @@ from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.out_selections import OutSelection, out_selection_within
 from numcodecs_bytes._plan.outcome import FetchCounts, Outcome
 from numcodecs_bytes._plan.plan import RunPlan, plan_of, probe_offsets
-from numcodecs_bytes._plan.selection import moved_to_start
 from numcodecs_bytes._plan.shards import AnyShardPlan, InnerChunks, ShardLayout
 from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.file_batch import FileBatch
@@ -92,12 +91,10 @@ def _plan_chunk(
     """Plan what is read of a chunk; once more, with longer gaps, if probes show a slow file."""
     if extent.num_bytes != layout.num_bytes:
         chunk.check_length(extent.num_bytes)
-    # Selections that differ only in where they begin share a plan.
-    selection, offset = moved_to_start(chunk.chunk_selection, layout.shape, layout.strides)
-    plan_with = partial(plan_of, selection, layout, out.drop_axes)
+    plan_with = partial(plan_of, chunk.chunk_selection, layout, out.drop_axes)
     # All bytes are read for a CRC-32 of all of the chunk.
     reads_all = extent.crc is not None and chunk.checks_crc
-    start, speed = extent.start + offset, batch.speed
+    start, speed = extent.start + chunk.selection_offset, batch.speed
     plan = plan_with(extent.num_bytes if reads_all else speed.verdict.max_gap)
     # For one short run, a probe could only show that threads wait, which may be known.
     is_one_request = plan.num_runs == 1 and plan.run_bytes <= constants.PREFETCH_BYTES

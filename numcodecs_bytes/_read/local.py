@@ -46,6 +46,7 @@ async def read(
 
     def read_alone(is_wanted: IsWanted) -> None:
         outputs.append(out.for_thread(is_wanted))
+        chunks[0].share_plan()
         read_file(iter(chunks), outputs[-1], FileBatch(FileSpeed(max_gap)))
 
     try:
@@ -108,6 +109,7 @@ def read_here(
 
     def work(_workers: object, some: "Iterator[ChunkRead]") -> None:
         for chunk in some:
+            chunk.share_plan()
             read_file(iter([chunk]), out, batch)
             if chunk.outcome.is_left:
                 return
