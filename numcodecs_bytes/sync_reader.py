@@ -136,7 +136,7 @@ class SyncReader:
             raise_interrupt(why.__cause__)
             if traces.active:
                 name = traces.ArrayName(name_of_store(self._array.store), self._array.path)
-                traces.note_array(name, {("why_not_direct", str(why)): 1})
+                traces.record_array(name, {("why_not_direct", str(why)): 1})
         except Exception as error:
             if is_of_caller(error) or not own_bugs.is_own_bug(error):
                 raise

@@ -202,6 +202,8 @@ def test_plans_are_made_of_numbers_alone():
 
 def test_what_plans_and_copies_imports_no_zarr():
     """Nor what it imports: these layers can be read, and tested, without knowing zarr."""
-    names = [m.replace("/", ".") for m in MODULES if m.startswith(("_core/", "_plan/"))]
+    names = [
+        m.replace("/", ".") for m in MODULES if m.startswith(("_core/", "_plan/", "_gpu/kernels"))
+    ]
     imported = [f"numcodecs_bytes.{name.removesuffix('.__init__')}" for name in names]
     run_python("-c", f"import sys, {', '.join(imported)}\nassert 'zarr' not in sys.modules")

@@ -9,7 +9,7 @@ from numcodecs_bytes._gpu import buffers, staging
 from numcodecs_bytes._plan.groups import Group
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.out_selections import size_of
-from numcodecs_bytes._plan.outcome import LeftToZarr, leave
+from numcodecs_bytes._plan.outcome import LeftToZarr, leave_to_zarr
 from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._runtime import own_bugs
@@ -21,7 +21,7 @@ class GPUOutput(NamedTuple):
     array: GPUArray
     on_host: Output  # without its memory
     # Leaves chunks to zarr because of an own bug.
-    note_own_bug: Callable[[Sequence[ChunkRead], Exception], None]
+    record_own_bug: Callable[[Sequence[ChunkRead], Exception], None]
 
     async def read_chunks(
         self,
@@ -29,9 +29,9 @@ class GPUOutput(NamedTuple):
         read: Callable[[Sequence[ChunkRead], Output], Awaitable[None]],
     ) -> None:
         """Read chunks in groups, each into host memory, and upload it; before, what zarr reads."""
-        here = [chunk for chunk in chunks if chunk.source is not None]
+        here = [chunk for chunk in chunks if chunk.extent is not None]
         if len(here) < len(chunks):
-            await read([chunk for chunk in chunks if chunk.source is None], self.on_host)
+            await read([chunk for chunk in chunks if chunk.extent is None], self.on_host)
 
         # Until they are uploaded, or zarr has read them.
         waiting = {id(chunk): chunk for chunk in here}
@@ -44,7 +44,7 @@ class GPUOutput(NamedTuple):
                 del waiting[id(chunk)]
 
         # CuPy may be other than we know it.
-        with own_bugs.catch(lambda bug: self.note_own_bug(list(waiting.values()), bug)):
+        with own_bugs.catch(lambda bug: self.record_own_bug(list(waiting.values()), bug)):
             groups = staging.groups_in_buffers(here, self.array)
             await staging.each_group(groups, self.array, read_group)
 
@@ -60,6 +60,6 @@ def leave_what_is_faster(chunks: Sequence[ChunkRead]) -> None:
         if not isinstance(layout, Layout) or layout.element_codecs is not None:
             continue
         is_large = size * layout.dtype.itemsize > buffers.BUFFER_BYTES
-        if chunk.source is not None and is_large and 2 * size > math.prod(layout.shape):
-            chunk.source = None
-            leave([chunk], LeftToZarr("most of a large chunk is read to a GPU"))
+        if chunk.extent is not None and is_large and 2 * size > math.prod(layout.shape):
+            chunk.extent = None
+            leave_to_zarr([chunk], LeftToZarr("most of a large chunk is read to a GPU"))

@@ -15,7 +15,7 @@ from zarr.storage import StorePath
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.interrupts import raise_interrupt
-from numcodecs_bytes._pipeline.array_layouts import ArrayLayouts, chunk_spec_of
+from numcodecs_bytes._pipeline.array_layouts import ArrayLayouts, Codecs, chunk_spec_of
 from numcodecs_bytes._pipeline.elementwise import byte_order_of
 from numcodecs_bytes._plan.gap_policy import UNLIMITED, GapPolicy
 from numcodecs_bytes._plan.layout import Layout
@@ -136,11 +136,18 @@ class ArrayAccess:
         self.is_v2 = type(self.codec) is V2Codec
         # Whether keys of chunks are like those of Zarr v2.
         self.has_v2_keys = self.is_v2 if has_v2_keys is None else has_v2_keys
-        # Returns how a chunk is stored; raises `LeftToZarr` if zarr's own pipeline must read it.
-        self.layout_of = ArrayLayouts(pipeline).of
+        self._codecs = Codecs.of(pipeline)
+        self._layouts: ArrayLayouts | None = None  # made when they are first needed
         self.locations: ChunkLocations | None = None  # as found last
         self.own_bug = ""  # why zarr reads the array from now on
         self._threads_setting = threads_setting
+
+    def layout_of(self, spec: ArraySpec) -> AnyLayout:
+        """Return how a chunk is stored; raise `LeftToZarr` if zarr's own pipeline must read it."""
+        layouts = self._layouts
+        if layouts is None:
+            layouts = self._layouts = ArrayLayouts(self._codecs)
+        return layouts.of(spec)
 
     @property
     def num_threads(self) -> int | None:

@@ -49,21 +49,24 @@ CACHED_SHAPES = 1 << 8
 _PROTOTYPES = (cpu.buffer_prototype, gpu.buffer_prototype)  # others may do more than hold bytes
 
 
-class _Codecs(NamedTuple):
+class Codecs(NamedTuple):
     """The codecs of a pipeline, under its names; the pipeline refers to `ArrayLayouts` itself."""
 
     array_array_codecs: tuple[Any, ...]
     array_bytes_codec: Any
     bytes_bytes_codecs: tuple[Any, ...]
 
+    @classmethod
+    def of(cls, pipeline: Any) -> "Codecs":
+        """Return those of a pipeline."""
+        return cls(*[getattr(pipeline, name) for name in cls._fields])
+
 
 class ArrayLayouts:
     """How the chunks of an array are stored: by their shape, as they differ in nothing else."""
 
-    def __init__(self, pipeline: Any) -> None:
-        self._codecs = _Codecs(
-            pipeline.array_array_codecs, pipeline.array_bytes_codec, pipeline.bytes_bytes_codecs
-        )
+    def __init__(self, codecs: Codecs) -> None:
+        self._codecs = codecs
         self._find_layout: LayoutOf | None = None  # made when it is first needed
         # By shape. Threads may share it: a dict needs no lock.
         self._layouts: dict[tuple[int, ...], AnyLayout] = {}
@@ -117,7 +120,7 @@ def check_readable(codec: Any, chunk_spec: ArraySpec) -> None:
 
 def layout_of_array(array: AnyArray) -> AnyLayout:
     """Return how an array's chunks are stored; raise `LeftToZarr` if zarr must read them."""
-    return ArrayLayouts(array.async_array.codec_pipeline).of(chunk_spec_of(array))
+    return ArrayLayouts(Codecs.of(array.async_array.codec_pipeline)).of(chunk_spec_of(array))
 
 
 def chunk_spec_of(array: "zarr.Array[Any]") -> ArraySpec:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from numcodecs_bytes._pipeline.array_access import ArrayAccess
-from numcodecs_bytes._plan.outcome import LeftToZarr, leave
+from numcodecs_bytes._plan.outcome import LeftToZarr, leave_to_zarr
 from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._runtime import own_bugs
 
@@ -26,7 +26,7 @@ class BatchBugs:
         """Record an own bug: chunks are left to zarr, and the array is from now on."""
         self.errors.append(error)
         self.access.own_bug = _text_of(error)
-        leave(chunks, LeftToZarr("numcodecs_bytes itself failed"))
+        leave_to_zarr(chunks, LeftToZarr("numcodecs_bytes itself failed"))
 
     def forget_or_mention(self, error: Exception) -> None:
         """Forget own bugs if zarr fails just so; else name them in its error."""

@@ -23,17 +23,17 @@ async def read_mixed(
     batch: "BatchRead", chunks: Sequence[ChunkRead], files: Sequence[ChunkRead], out: Output
 ) -> None:
     """Read chunks of a batch, some of them in files, into an output in host memory."""
-    requested = [chunk for chunk in chunks if isinstance(chunk.source, ObjectExtent)]
+    requested = [chunk for chunk in chunks if isinstance(chunk.extent, ObjectExtent)]
     read_files = partial(batch.read_files, files, out)
     if not requested:
-        others = [chunk for chunk in chunks if chunk.source is None]
+        others = [chunk for chunk in chunks if chunk.extent is None]
         await _together(partial(batch.let_zarr_read, others), read_files)
         return
     from numcodecs_bytes._read.object_plans import share_requests  # only if it is needed
 
     async def read(num_in_flight: int) -> None:
         objects = _plan_objects(batch, requested, num_in_flight)
-        others = [chunk for chunk in chunks if chunk.source is None]  # also what is not worth it
+        others = [chunk for chunk in chunks if chunk.extent is None]  # also what is not worth it
         limit, limit_of_zarr = concurrency(), None
         if others and objects and limit:  # as many requests at once as by zarr alone
             limit_of_zarr = max(limit * len(others) // len(chunks), 1)
@@ -65,7 +65,7 @@ async def _read_objects(
         from numcodecs_bytes._read import remote  # only if it is needed
 
         callbacks = remote.ZarrCallbacks(batch.let_zarr_read, batch.bugs.record)
-        metadata_path = batch.access.metadata_path(batch.requests[0])
+        metadata_path = partial(batch.access.metadata_path, batch.requests[0])
         await remote.read(objects, out, limit, callbacks, metadata_path)
 
 

@@ -25,7 +25,7 @@ from numcodecs_bytes._pipeline.array_access import ArrayAccess, ArrayAccessMixin
 from numcodecs_bytes._pipeline.batch_bugs import BatchBugs
 from numcodecs_bytes._pipeline.explain import LengthCheck, length_check
 from numcodecs_bytes._pipeline.mixed_reads import read_mixed
-from numcodecs_bytes._plan.outcome import LeftToZarr, leave
+from numcodecs_bytes._plan.outcome import LeftToZarr, leave_to_zarr
 from numcodecs_bytes._read import local
 from numcodecs_bytes._read.chunk_read import ChunkRead, chunk_reads
 from numcodecs_bytes._read.output import Output, check_output
@@ -124,7 +124,7 @@ class BatchRead:
                 # The read of a shard is counted by itself.
                 if traces.active and not is_in_shard(first.byte_getter):
                     name = access.name_of_array(first.byte_getter, first.spec)
-                    traces.note_array(name, {str(why): len(requests)}, is_seen=False)
+                    traces.record_array(name, {str(why): len(requests)}, is_seen=False)
         return None
 
     def _locate_each(self, locations: ChunkLocations) -> "Output | GPUOutput":
@@ -138,7 +138,7 @@ class BatchRead:
         self.chunks = chunk_reads(self.requests, access.layout_of, locations.locator)
         self.max_gap = locations.max_gap
         if locations.locator is None:
-            leave(self.chunks, locations.why_left)
+            leave_to_zarr(self.chunks, locations.why_left)
         on_host = Output.of_caller(array, self.drop_axes)
         if not is_on_gpu:
             return on_host
@@ -150,7 +150,7 @@ class BatchRead:
 
     async def _fetch(self, chunks: Sequence[ChunkRead], out: Output) -> None:
         """Plan, fetch and scatter chunks into an output in host memory; leave the rest to zarr."""
-        files = [chunk for chunk in chunks if isinstance(chunk.source, FileExtent)]
+        files = [chunk for chunk in chunks if isinstance(chunk.extent, FileExtent)]
         if len(files) == len(chunks):  # most often
             await self.read_files(files, out)
         else:

@@ -78,7 +78,7 @@ class HasOutcome(Protocol):
     outcome: Outcome
 
 
-def leave(chunks: Iterable[HasOutcome], why: Exception) -> None:
+def leave_to_zarr(chunks: Iterable[HasOutcome], why: Exception) -> None:
     """Leave chunks to zarr: the one place where the reason becomes an outcome.
 
     It is a `LeftToZarr`, or an error of the system that zarr may raise as well; it is raised again

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from zarr.core.array_spec import ArraySpec
 
@@ -16,14 +16,14 @@ from numcodecs_bytes._plan.outcome import (
     LeftToZarr,
     NoReference,
     Outcome,
-    leave,
+    leave_to_zarr,
 )
 from numcodecs_bytes._plan.selection import moved_to_start
 from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._runtime import traces
 from numcodecs_bytes._sources.files import FileExtent
-from numcodecs_bytes._sources.stores import ChunkLocator, ObjectExtent, Source
+from numcodecs_bytes._sources.stores import ChunkLocator, Extent, ObjectExtent
 from numcodecs_bytes._zarr_api.batch_items import ChunkRequest
 from numcodecs_bytes._zarr_api.names import name_of_chunk
 from numcodecs_bytes._zarr_api.versions import fill_value_or_default
@@ -38,7 +38,7 @@ class ChunkRead:
     chunk_selection: Any
     out_selection: OutSelection  # in the output
     layout: AnyLayout
-    source: Source | None = None
+    extent: Extent | None = None  # None: zarr reads it
     # Whether a checksum is checked, if the chunk has one: all of the chunk is selected.
     checks_crc: bool = False
     request: Any = None  # zarr's `ChunkRequest`, which it gets back if the chunk is left to it
@@ -46,25 +46,20 @@ class ChunkRead:
     selection_offset: int = 0  # of the origin of `chunk_selection` in the chunk, in bytes
 
     @property
-    def file(self) -> FileExtent:
-        """Where the chunk is, if it is in a file."""
-        if not isinstance(self.source, FileExtent):
-            raise TypeError(f"not in a file: {self.source!r}")
-        return self.source
+    def file_extent(self) -> FileExtent:
+        """Where a chunk is that is in a file."""
+        return cast("FileExtent", self.extent)
 
     @property
-    def remote(self) -> ObjectExtent:
-        """Where the chunk is, if it is requested."""
-        if not isinstance(self.source, ObjectExtent):
-            raise TypeError(f"not requested: {self.source!r}")
-        return self.source
+    def object_extent(self) -> ObjectExtent:
+        """Where a chunk is that is requested."""
+        return cast("ObjectExtent", self.extent)
 
     def share_plan(self) -> None:
         """Move the selection to the start of the chunk: then samples at random share a plan."""
         if isinstance(layout := self.layout, Layout):
-            self.chunk_selection, self.selection_offset = moved_to_start(
-                self.chunk_selection, layout.shape, layout.strides
-            )
+            selection, offset = moved_to_start(self.chunk_selection, layout.shape, layout.strides)
+            self.chunk_selection, self.selection_offset = selection, self.selection_offset + offset
 
     def read_as_missing(self, out: Output, fetched: FetchCounts) -> None:
         """Fill what is selected of the chunk, because it does not exist."""
@@ -100,7 +95,7 @@ class ChunkRead:
     def report_to_traces(self, *, has_v2_keys: bool) -> None:
         """Tell `numcodecs_bytes.trace` what became of the chunk."""
         outcome, num_axes = self.outcome, len(self.spec.shape)
-        note = partial(traces.note, self.byte_getter, num_axes, has_v2_keys=has_v2_keys)
+        note = partial(traces.record, self.byte_getter, num_axes, has_v2_keys=has_v2_keys)
         if outcome.is_left:  # zarr failed to read it
             if outcome.why:
                 note({outcome.why: 1}, is_seen=False)
@@ -130,8 +125,8 @@ def chunk_reads(
         chunk = ChunkRead(byte_getter, spec, chunk_selection, out_selection, layout_of(spec))
         chunk.checks_crc, chunk.request = is_complete, request
         try:
-            chunk.source = locator(byte_getter.path) if locator else None
+            chunk.extent = locator(byte_getter.path) if locator else None
         except LeftToZarr as why:
-            leave([chunk], why)
+            leave_to_zarr([chunk], why)
         chunks.append(chunk)
     return chunks

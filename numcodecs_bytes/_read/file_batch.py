@@ -58,8 +58,9 @@ class FileBatch:
             self._add_threads(io_bound=True)
 
     def _add_threads(self, *, io_bound: bool) -> None:
-        if self.workers is not None:
-            self.workers.add_threads(io_bound=io_bound)
+        workers = self.workers  # which the event loop forgets after a cancelled read
+        if workers is not None:
+            workers.add_threads(io_bound=io_bound)
 
     def probe(
         self, descriptor: int, offsets: Sequence[int], *, are_prefetched: bool = False
@@ -71,7 +72,8 @@ class FileBatch:
         """
         if self.leaves_slow_files and not are_prefetched:  # how they are read does not matter
             offsets = offsets[:2]
-        has_helpers = self.workers is not None and self.workers.num_helpers > 0
+        workers = self.workers
+        has_helpers = workers is not None and workers.num_helpers > 0
         limit = self.speed.cached_read_limit(has_helpers=has_helpers)
         probes: list[float] = []
         unread, seconds = deque(offsets), 0.0

@@ -50,7 +50,7 @@ def read_chunk(
     length, and CancelledError if the output must not be changed any more.
     """
     # Locate.
-    extent = files.extent_in(chunk.file, descriptor)
+    extent = files.extent_in(chunk.file_extent, descriptor)
     if extent is None:
         chunk.read_as_missing(out, FetchCounts())
         return

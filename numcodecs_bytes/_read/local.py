@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._plan import constants
-from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr, leave
+from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr, leave_to_zarr
 from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.file_batch import FileBatch
 from numcodecs_bytes._read.file_speed import FileSpeed
@@ -134,11 +134,11 @@ def _grouped_by_file(chunks: Sequence[ChunkRead], num_threads: int) -> Iterator[
     max_together = -(-len(chunks) // num_threads)
     in_file: dict[Hashable, list[ChunkRead]] = collections.defaultdict(list)
     for chunk in chunks:
-        key = chunk.file.key
+        key = chunk.file_extent.key
         in_file[id(chunk) if key is None else key].append(chunk)
     for together in in_file.values():
         if len(together) > 1:
-            together.sort(key=lambda chunk: chunk.file.start)
+            together.sort(key=lambda chunk: chunk.file_extent.start)
     for first in range(0, max(map(len, in_file.values())), max_together):
         for key, together in in_file.items():
             if some := together[first : first + max_together]:
@@ -148,7 +148,7 @@ def _grouped_by_file(chunks: Sequence[ChunkRead], num_threads: int) -> Iterator[
 def read_file(chunks: Iterator[ChunkRead], out: Output, batch: FileBatch) -> None:
     """Read chunks in the same file, or fill them if it is missing; leave to zarr what fails."""
     first = next(chunks)
-    chunks, file, begin = itertools.chain([first], chunks), first.file, time.perf_counter()
+    chunks, file, begin = itertools.chain([first], chunks), first.file_extent, time.perf_counter()
     opened: list[int] = []
     batch.has_begun = True
     try:
@@ -161,13 +161,13 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, batch: FileBatch) -> Non
             if batch.workers is not None:
                 batch.record_wait(seconds)
     except LeftToZarr as why:
-        leave(chunks, why)
+        leave_to_zarr(chunks, why)
     except file.missing_errors as error:
         raise_if_of_caller(error)
         for chunk in chunks:
             chunk.read_as_missing(out, FetchCounts())
     except (OSError, ValueError) as error:  # or no system has files of such a name
-        leave(chunks, error)
+        leave_to_zarr(chunks, error)
     else:
         for chunk in chunks:
             _read_or_leave(chunk, opened[0], out, batch, seconds)
@@ -186,7 +186,7 @@ def _read_or_leave(
     try:
         read_chunk(chunk, descriptor, out, batch, seconds_to_open)
     except (LeftToZarr, OSError) as why:
-        leave([chunk], why)
+        leave_to_zarr([chunk], why)
     except Exception as error:
         add_name(error, chunk.byte_getter)
         raise

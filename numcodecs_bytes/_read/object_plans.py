@@ -12,7 +12,7 @@ from typing import NamedTuple
 from numcodecs_bytes._plan import gap_policy
 from numcodecs_bytes._plan.gap_policy import UNLIMITED, GapPolicy
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.outcome import LeftToZarr, leave
+from numcodecs_bytes._plan.outcome import LeftToZarr, leave_to_zarr
 from numcodecs_bytes._plan.plan import PlacedRuns, RunPlan, plan_of
 from numcodecs_bytes._plan.shards import AnyShardPlan, ShardLayout, ShardPlan
 from numcodecs_bytes._read.chunk_read import ChunkRead
@@ -51,7 +51,7 @@ class ObjectRead(NamedTuple):
     def placed(self) -> list[PlacedRuns]:
         """The runs of the chunks; those of a shard are not known before its index is fetched."""
         return [
-            PlacedRuns(plan, chunk.remote.start, chunk.out_selection)
+            PlacedRuns(plan, chunk.object_extent.start, chunk.out_selection)
             for plan, chunk in zip(self.plans, self.chunks, strict=False)
         ]
 
@@ -70,14 +70,14 @@ def object_plans(
         try:
             read = planner.object_plan(group)
         except LeftToZarr as why:
-            leave(group, why)
+            leave_to_zarr(group, why)
         else:
             if read is not None:
                 reads.append(read)
     requested = {id(chunk) for read in reads for chunk in read.chunks}
     for chunk in chunks:
         if id(chunk) not in requested:
-            chunk.source = None
+            chunk.extent = None
     return reads
 
 
@@ -96,7 +96,7 @@ class _Planner:
         in_object = collections.defaultdict[tuple[Hashable, Layout], list[ChunkRead]](list)
         total = 0  # the length of the chunks that are parts of objects, in bytes
         for chunk in chunks:
-            remote, layout = chunk.remote, chunk.layout
+            remote, layout = chunk.object_extent, chunk.layout
             if isinstance(layout, ShardLayout):
                 yield [chunk]
             elif remote.num_bytes is None:
@@ -106,7 +106,7 @@ class _Planner:
                 in_object[remote.key or id(chunk), layout].append(chunk)
                 total += layout.num_bytes
             else:
-                leave([chunk], LeftToZarr("its reference has another length than a chunk"))
+                leave_to_zarr([chunk], LeftToZarr("its reference has another length than a chunk"))
         for (_, layout), group in in_object.items():
             yield from self._side_by_side(group, layout.num_bytes, total)
 
@@ -117,9 +117,9 @@ class _Planner:
         max_gap, num_requests = self._policy.max_sibling_gap, self._policy_of_one.num_requests
         max_bytes = min(gap_policy.MIN_SUBRANGE_BYTES, total // num_requests)
         group: list[ChunkRead] = []
-        for chunk in sorted(chunks, key=lambda chunk: chunk.remote.start):
-            end = group[-1].remote.start + num_bytes if group else 0
-            is_beside = 0 <= chunk.remote.start - end <= max_gap
+        for chunk in sorted(chunks, key=lambda chunk: chunk.object_extent.start):
+            end = group[-1].object_extent.start + num_bytes if group else 0
+            is_beside = 0 <= chunk.object_extent.start - end <= max_gap
             if group and (not is_beside or len(group) >= max_bytes // num_bytes):
                 yield group
                 group = []
@@ -134,10 +134,10 @@ class _Planner:
         first, layout = chunks[0], chunks[0].layout
         if isinstance(layout, ShardLayout):
             return self._shard_read(first, layout)
-        extent, policy = first.remote, self._policy
+        extent, policy = first.object_extent, self._policy
         if len(chunks) > 1:  # the gap within each is that of a chunk that is read alone
             policy = policy._replace(max_gap=self._policy_of_one.max_gap)
-        end = chunks[-1].remote.start + layout.num_bytes
+        end = chunks[-1].object_extent.start + layout.num_bytes
         expected_length = end if extent.num_bytes is None else None
         target = RemoteObject(extent, expected_length, min_length=end)
         how = layout, self._drop_axes, policy.max_copied_gap
@@ -148,7 +148,7 @@ class _Planner:
 
     def _shard_read(self, chunk: ChunkRead, shard: ShardLayout) -> ObjectRead | None:
         """Return what to read of a shard; None if zarr reads it just as fast."""
-        target, policy = RemoteObject(chunk.remote), self._policy_of_shard
+        target, policy = RemoteObject(chunk.object_extent), self._policy_of_shard
         shard_plan = shard.plan_of(chunk.chunk_selection, self._drop_axes, policy.max_copied_gap)
         # Those of points are not known before the index.
         plans = shard_plan.plans if isinstance(shard_plan, ShardPlan) else []

@@ -21,7 +21,7 @@ from zarr.core.common import concurrent_map
 from numcodecs_bytes._core.dtypes import Array, UInt8Array
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.out_selections import out_selection_within
-from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr, Outcome, ZarrFails, leave
+from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr, Outcome, ZarrFails, leave_to_zarr
 from numcodecs_bytes._plan.plan import PlacedRuns
 from numcodecs_bytes._plan.shards import AnyShardPlan, InnerChunks, ShardLayout
 from numcodecs_bytes._read.chunk_read import ChunkRead
@@ -41,7 +41,7 @@ class ZarrCallbacks(NamedTuple):
     # Lets zarr read chunks; raises its errors.
     read: Callable[[Sequence[ChunkRead]], Awaitable[None]]
     # Leaves chunks to zarr because of an own bug.
-    note_own_bug: Callable[[Sequence[ChunkRead], Exception], None]
+    record_own_bug: Callable[[Sequence[ChunkRead], Exception], None]
 
 
 async def read(
@@ -49,12 +49,12 @@ async def read(
     out: Output,
     limit: int | None,
     zarr_callbacks: ZarrCallbacks,
-    metadata_path: str,
+    metadata_path: Callable[[], str],
 ) -> None:
     """Read objects, at most `limit` at a time, and record what became of their chunks.
 
-    `metadata_path` is where the metadata of the array are in its store. After an error, no other
-    object is requested; it is raised when all requests in flight have ended.
+    `metadata_path` returns where the metadata of the array are in its store. After an error, no
+    other object is requested; it is raised when all requests in flight have ended.
     """
     reader = _ObjectReader(out, zarr_callbacks, metadata_path)
     await concurrent_map([(each,) for each in reads], reader.read, limit)
@@ -72,7 +72,7 @@ class _ObjectReader:
 
     out: Output
     zarr_callbacks: ZarrCallbacks
-    metadata_path: str
+    metadata_path: Callable[[], str]
     metadata_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     error: Exception | None = None  # the first one, after which nothing is read
     why_wrong: str = ""  # of the first wrong answer, after which nothing is requested
@@ -90,7 +90,7 @@ class _ObjectReader:
 
     async def _read_or_leave(self, planned: ObjectRead) -> Answer | None:
         """Read an object, or leave its chunks to zarr; return an answer that may be a strike."""
-        with own_bugs.catch(partial(self.zarr_callbacks.note_own_bug, planned.chunks)):
+        with own_bugs.catch(partial(self.zarr_callbacks.record_own_bug, planned.chunks)):
             try:
                 return await self._settle(planned)
             except LeftToZarr as why:
@@ -112,7 +112,7 @@ class _ObjectReader:
         match answer.kind:
             case "read":
                 return None
-            case "missing" if await self._is_believed(planned):
+            case "missing" if await self._is_surely_missing(planned):
                 planned.chunks[0].read_as_missing(self.out, _fetched(planned))
                 return None
             case "failed":
@@ -162,7 +162,7 @@ class _ObjectReader:
         _record_read(planned, num_bytes_by_zarr)
         return answer
 
-    async def _is_believed(self, planned: ObjectRead) -> bool:
+    async def _is_surely_missing(self, planned: ObjectRead) -> bool:
         """Whether a chunk is missing, as the store says: whether it serves ranges of other objects.
 
         What references point to can't be missing. If need be, requests a byte of the metadata.
@@ -174,7 +174,7 @@ class _ObjectReader:
             if not (state.has_answered or self.why_wrong):
                 planned.target.num_requests += 1
                 with contextlib.suppress(LeftToZarr):  # or it has been given up meanwhile
-                    extent = locator_for(store)(self.metadata_path)
+                    extent = locator_for(store)(self.metadata_path())
                     if isinstance(extent, ObjectExtent):
                         # Its time tells nothing: a store may keep metadata in memory.
                         await RemoteObject(extent).get_range(0, 1, is_timed=False)
@@ -187,7 +187,7 @@ def _fetched(planned: ObjectRead) -> FetchCounts:
 
 def _leave(planned: ObjectRead, why: LeftToZarr) -> None:
     """Leave the chunks of an object to zarr; what was fetched counts for the first one."""
-    leave(planned.chunks, why)
+    leave_to_zarr(planned.chunks, why)
     first = planned.chunks[0]
     first.outcome = first.outcome._replace(fetched=_fetched(planned))
 

@@ -9,6 +9,7 @@ import numpy as np
 from zarr.core.common import concurrent_map
 
 from numcodecs_bytes._core.dtypes import UInt8Array
+from numcodecs_bytes._core.interrupts import raise_interrupt
 from numcodecs_bytes._plan.gap_policy import GapPolicy
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.plan import PlacedRuns
@@ -122,6 +123,7 @@ class RemoteObject:
         except LeftToZarr:
             raise
         except Exception as error:  # noqa: BLE001 # stores and their clients raise anything
+            raise_interrupt(error)
             may_repeat &= time.monotonic() - begin < MAX_SECONDS_TO_REPEAT
             answer = answer_of(error)
         else:

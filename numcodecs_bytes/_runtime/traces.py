@@ -163,16 +163,16 @@ def counts_of_read(
     return counts
 
 
-def note(
+def record(
     byte_getter: object, num_axes: int, counts: Counts, *, has_v2_keys: bool, is_seen: bool = True
 ) -> None:
     """Add to the counts of the array of a chunk, given its byte getter or setter."""
-    note_array(
+    record_array(
         name_of_array(byte_getter, num_axes, has_v2_keys=has_v2_keys), counts, is_seen=is_seen
     )
 
 
-def note_array(name: ArrayName, counts: Counts, *, is_seen: bool = True) -> None:
+def record_array(name: ArrayName, counts: Counts, *, is_seen: bool = True) -> None:
     """Add to the counts of an array."""
     for each in set(active):
         each.add(name, counts, is_seen=is_seen)

@@ -57,12 +57,12 @@ class ObjectExtent(NamedTuple):
         return self.num_bytes is None and not self.must_tell_length
 
 
-Source = FileExtent | ObjectExtent
+Extent = FileExtent | ObjectExtent
 # Takes the path of a chunk in its store, or of a file or an object; may raise `LeftToZarr`.
-ChunkLocator = Callable[[str], Source]
+ChunkLocator = Callable[[str], Extent]
 
 
-def find_extent(byte_getter: Any) -> Source:
+def find_extent(byte_getter: Any) -> Extent:
     """Return where a chunk is; raise `LeftToZarr` if that is not known."""
     return locator_for(store_of(byte_getter))(byte_getter.path)
 
@@ -175,7 +175,7 @@ def _of_manifest_store(store: Any) -> ChunkLocator:
     request_of = requests_of(store)
     locators: dict[int, ChunkLocator] = {}  # by the `id` of an object store, which they keep
 
-    def find(path: str) -> Source:
+    def find(path: str) -> Extent:
         request = request_of(path)
         objects, num_bytes = request.objects, request.end - request.start
         if type(objects).__module__ != "obstore.store":
@@ -199,7 +199,7 @@ def _in_objects(store: object, objects: object) -> ChunkLocator:
         raise AlreadyInMemory("it is in memory")
     folder = folder_of(objects) if name == "obstore.store.LocalStore" else None
 
-    def find(path: str) -> Source:
+    def find(path: str) -> Extent:
         if folder is not None and is_file_name(path):
             return FileExtent(opener_of(f"{folder}/{path}"), (FileNotFoundError,))
         get = partial(from_objects, objects, path)
@@ -208,7 +208,7 @@ def _in_objects(store: object, objects: object) -> ChunkLocator:
     return find
 
 
-def _part_of(whole: Source, start: int, num_bytes: int, key: Hashable) -> Source:
+def _part_of(whole: Extent, start: int, num_bytes: int, key: Hashable) -> Extent:
     """Return where a part of a file or an object is, given where that is, and what identifies it.
 
     It can't be missing: then, what refers to it is broken.
@@ -234,7 +234,7 @@ def _behind_references(store: FsspecStore, file_system: Any) -> ChunkLocator:
 
     locators: dict[int, ChunkLocator] = {}  # by the `id` of a file system, which they keep
 
-    def find(path: str) -> Source:
+    def find(path: str) -> Extent:
         reference = _reference_to(path, file_system)
         try:
             is_part = len(reference) > 1
@@ -296,7 +296,7 @@ def _in_file_system(store: FsspecStore, file_system: Any) -> ChunkLocator:
 
     is_web = get is from_http  # the others are clients of object stores
 
-    def find(path: str) -> Source:
+    def find(path: str) -> Extent:
         get_range = partial(get, partial(file_system._cat_file, path), missing)
         return ObjectExtent(get_range, store, tells_versions=is_web, client_repeats=not is_web)
 

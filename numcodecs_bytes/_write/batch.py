@@ -14,7 +14,7 @@ from numcodecs_bytes._core.dtypes import Array, has_same_elements
 from numcodecs_bytes._plan.groups import Group
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.out_selections import OutSelection, is_within, out_selection_of
-from numcodecs_bytes._plan.outcome import Compressed, LeftToZarr, ZarrFails, leave
+from numcodecs_bytes._plan.outcome import Compressed, LeftToZarr, ZarrFails, leave_to_zarr
 from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
 from numcodecs_bytes._runtime.threads import run_in_thread, write_pool
 from numcodecs_bytes._sources.files import path_of_file
@@ -154,7 +154,7 @@ async def plan_writes(
         try:
             _plan(chunk, layout_of, values, may_write_parts=bool(mode))
         except LeftToZarr as why:
-            leave([chunk], why)
+            leave_to_zarr([chunk], why)
     if mode == "require":
         _check_required([chunk for chunk in chunks if not chunk.path])
     in_parts = any(chunk.path and not chunk.request.is_complete for chunk in chunks)
@@ -166,7 +166,7 @@ async def plan_writes(
                 raise
             for chunk in chunks:
                 chunk.path = ""
-            leave(chunks, ValuesError(error))
+            leave_to_zarr(chunks, ValuesError(error))
     return Writes(chunks, values)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import Array, UInt8Array, UInt64Array
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave
+from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave_to_zarr
 from numcodecs_bytes._plan.plan import RunPlan, plan_of, shape_of
 from numcodecs_bytes._runtime.threads import IsWanted
 from numcodecs_bytes._write import locks, write_file
@@ -79,11 +79,11 @@ class WritableFile(ABC, Generic[SelectionPlan]):
         except LockedError:
             return False
         except LeftToZarr as why:
-            leave([self.chunk], why)
+            leave_to_zarr([self.chunk], why)
         except OSError as error:
             if self.chunk.is_changed or self._batch.is_required:
                 raise
-            leave([self.chunk], error)
+            leave_to_zarr([self.chunk], error)
         return True
 
     @property

@@ -74,7 +74,7 @@ class ChunkWrite:
             counts = {("why_not_in_place", self.outcome.why): 1}
         if counts:
             byte_getter, num_axes = self.request.byte_getter, len(self.request.spec.shape)
-            traces.note(byte_getter, num_axes, counts, has_v2_keys=has_v2_keys)
+            traces.record(byte_getter, num_axes, counts, has_v2_keys=has_v2_keys)
 
 
 async def write_each(

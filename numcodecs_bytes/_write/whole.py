@@ -18,7 +18,7 @@ from numcodecs_bytes._core.dtypes import AnyDType, Array
 from numcodecs_bytes._core.invalid_bytes import has_invalid_bytes
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave
+from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave_to_zarr
 from numcodecs_bytes._plan.plan import plan_of, split
 from numcodecs_bytes._runtime.threads import MAX_FILE_THREADS, IsWanted, num_cores
 from numcodecs_bytes._write.chunk_write import ChunkWrite, ValuesError, write_each
@@ -56,7 +56,7 @@ async def write_whole(
             _store_or_delete(chunk, elements, suffix, is_wanted)
             chunk.outcome = Outcome("written whole")
         except (LeftToZarr, OSError, MemoryError) as why:
-            leave([chunk], why)
+            leave_to_zarr([chunk], why)
 
     layout = chunks[0].layout
     num_bytes = layout.num_bytes if layout else 0

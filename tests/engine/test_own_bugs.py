@@ -63,7 +63,12 @@ def test_zarr_reads_what_we_can_t(array, broken, caplog, error):
 
 @pytest.mark.own_bug
 @pytest.mark.parametrize(
-    "place", ["_pipeline.reads.chunk_reads", "_read.chunk_read.ChunkRead.report_to_traces"]
+    "place",
+    [
+        "_pipeline.array_access.ArrayLayouts",
+        "_pipeline.reads.chunk_reads",
+        "_read.chunk_read.ChunkRead.report_to_traces",
+    ],
 )
 def test_a_mistake_before_or_after_chunks_are_read(array, monkeypatch, place):
     """It reached the user."""
