@@ -427,3 +427,12 @@ def test_a_trace_that_is_entered_again(array):
     with found:
         array[900]
     assert found.report()["total"]["chunks"] == 3
+
+
+def test_a_report_can_be_written_as_json(tmp_path):
+    """After reads of masks and points, it held integers of NumPy."""
+    array = zarr.create_array(tmp_path, data=np.eye(8), chunks=(4, 8), compressors=None)
+    with numcodecs_bytes.trace() as traced:
+        array.get_mask_selection(np.eye(8, dtype=bool))
+        array.oindex[[1, 6], :]
+    assert json.loads(json.dumps(traced.report()))["total"]["bytes_selected"] == 8 * (8 + 16)

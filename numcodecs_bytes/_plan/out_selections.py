@@ -35,7 +35,7 @@ def shape_of(out_selection: OutSelection) -> tuple[int, ...]:
 
 def size_of(out_selection: OutSelection) -> int:
     """Return how many elements are selected; all slices have bounds."""
-    return math.prod(shape_of(out_selection))
+    return int(math.prod(shape_of(out_selection)))  # zarr makes some slices of NumPy's integers
 
 
 def is_within(out_selection: OutSelection, shape: tuple[int, ...]) -> bool:
