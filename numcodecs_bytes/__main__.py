@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _STATUSES = (
     "Exit status: 0 if there are no problems; 1 if there are any, or nothing is found; 2 if a "
     "store can't be read or written, or an argument is wrong; 3 after a bug of this package; 130 "
-    "after Ctrl-C; 141 if the output is closed before the end."
+    "after Ctrl-C; 141 if the output is closed before a check ends."
 )
 
 

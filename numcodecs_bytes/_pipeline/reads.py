@@ -24,7 +24,6 @@ from numcodecs_bytes._core.interrupts import raise_interrupt
 from numcodecs_bytes._pipeline.array_access import ArrayAccess, ArrayAccessMixin, ChunkLocations
 from numcodecs_bytes._pipeline.batch_bugs import BatchBugs
 from numcodecs_bytes._pipeline.explain import LengthCheck, length_check
-from numcodecs_bytes._pipeline.mixed_reads import read_mixed
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave_to_zarr
 from numcodecs_bytes._read import local
 from numcodecs_bytes._read.chunk_read import ChunkRead, chunk_reads
@@ -153,8 +152,10 @@ class BatchRead:
         files = [chunk for chunk in chunks if isinstance(chunk.extent, FileExtent)]
         if len(files) == len(chunks):  # most often
             await self.read_files(files, out)
-        else:
-            await read_mixed(self, chunks, files, out)
+            return
+        from numcodecs_bytes._pipeline.mixed_reads import read_mixed  # only if it is needed
+
+        await read_mixed(self, chunks, files, out)
 
     async def read_files(self, chunks: Sequence[ChunkRead], out: Output) -> None:
         """Read chunks in local files into the output."""
