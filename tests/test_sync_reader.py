@@ -844,3 +844,21 @@ def test_workers_of_a_program_that_has_read(array, tmp_path, method):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
     run_python(program, array.store.root, method)
+
+
+def test_zarr_reads_if_it_lacks_a_name_that_we_need(tmp_path):
+    """With a later version of zarr, SyncReader could not be imported."""
+    zarr.create_array(tmp_path / "a", data=np.arange(12.0).reshape(3, 4))
+    printed = run_python("-W", "ignore", "-c", WITHOUT_V2_CODEC, tmp_path / "a")
+    assert printed.stdout.split() == ["[4.0,", "5.0,", "6.0,", "7.0]"]
+
+
+WITHOUT_V2_CODEC = """
+import contextlib, sys, zarr, zarr.codecs
+with contextlib.suppress(ImportError):
+    import zarrs  # a plugin that needs it as well
+del zarr.codecs._v2
+sys.modules["zarr.codecs._v2"] = None
+import numcodecs_bytes
+print(numcodecs_bytes.SyncReader(zarr.open_array(sys.argv[1], mode="r"))[1].tolist())
+"""

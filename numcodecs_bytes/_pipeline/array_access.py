@@ -39,7 +39,7 @@ from numcodecs_bytes._zarr_api.options import (
     warn_of_unknown_keys,
 )
 from numcodecs_bytes._zarr_api.pickling import PickledAsConfigured
-from numcodecs_bytes._zarr_api.private_names import V2Codec
+from numcodecs_bytes._zarr_api.v2_codec import V2Codec
 from numcodecs_bytes._zarr_api.versions import COPIES_SWAP_BYTES
 from numcodecs_bytes.zarr_codec import BytesCodec
 

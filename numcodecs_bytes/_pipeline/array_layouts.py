@@ -38,7 +38,8 @@ from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import Compressed, LeftToZarr
 from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
 from numcodecs_bytes._zarr_api.names import name_of_class
-from numcodecs_bytes._zarr_api.private_names import V2Codec, has_sync_index, index_bytes_of
+from numcodecs_bytes._zarr_api.private_names import has_sync_index, index_bytes_of
+from numcodecs_bytes._zarr_api.v2_codec import V2Codec
 from numcodecs_bytes._zarr_api.versions import COPIES_SWAP_BYTES, HAS_STRUCT
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_codec import BytesCodec

@@ -59,7 +59,7 @@ class ObjectRead(NamedTuple):
 def object_plans(
     chunks: Sequence[ChunkRead], num_in_flight: int, max_gap: int | None, drop_axes: tuple[int, ...]
 ) -> list[ObjectRead]:
-    """Return what to read of chunks that are requested; zarr reads others, whose source is dropped.
+    """Return what to read of chunks that are requested; zarr reads others, whose extent is dropped.
 
     The event loop requests `num_in_flight` chunks at once, these and others. `max_gap` is what the
     user has set.
@@ -96,14 +96,14 @@ class _Planner:
         in_object = collections.defaultdict[tuple[Hashable, Layout], list[ChunkRead]](list)
         total = 0  # the length of the chunks that are parts of objects, in bytes
         for chunk in chunks:
-            remote, layout = chunk.object_extent, chunk.layout
+            extent, layout = chunk.object_extent, chunk.layout
             if isinstance(layout, ShardLayout):
                 yield [chunk]
-            elif remote.num_bytes is None:
+            elif extent.num_bytes is None:
                 if layout.num_bytes > self._policy.min_saved_bytes:
                     yield [chunk]
-            elif 0 < remote.num_bytes == layout.num_bytes:
-                in_object[remote.key or id(chunk), layout].append(chunk)
+            elif 0 < extent.num_bytes == layout.num_bytes:
+                in_object[extent.key or id(chunk), layout].append(chunk)
                 total += layout.num_bytes
             else:
                 leave_to_zarr([chunk], LeftToZarr("its reference has another length than a chunk"))

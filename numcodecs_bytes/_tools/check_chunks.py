@@ -42,7 +42,7 @@ from numcodecs_bytes._tools.stored_chunks import (
     grid_of,
 )
 from numcodecs_bytes._zarr_api.names import plural, target_of
-from numcodecs_bytes._zarr_api.private_names import V2Codec
+from numcodecs_bytes._zarr_api.v2_codec import V2Codec
 from numcodecs_bytes._zarr_api.versions import concurrency
 
 

@@ -1,6 +1,6 @@
 """What is used of zarr although its name begins with an underscore, and what would end that use.
 
-No other module uses such names, but for methods of zarr's classes that a codec overrides.
+No other module uses such names, but `v2_codec`, and codecs that override methods of zarr's classes.
 """
 
 import zipfile
@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 import zarr
 import zarr.codecs
-import zarr.codecs._v2
 import zarr.codecs.sharding
 import zarr.core.buffer.cpu
 import zarr.dtype
 from zarr.core.array_spec import ArraySpec
 
 from numcodecs_bytes._core.dtypes import Array, UInt8Array, UInt64Array
-
-V2Codec = zarr.codecs._v2.V2Codec  # ends when zarr has a public name for it
 
 # The index of a shard. All four end when zarr's codec has public methods for its index that need no
 # event loop.

@@ -20,6 +20,8 @@ import zarr
 import zarr.codecs
 import zarr.storage
 
+import numcodecs_bytes
+
 warnings.simplefilter("ignore")
 MODE, FOLDER = sys.argv[1], Path(sys.argv[2])
 DATA = np.arange(4096, dtype="f8").reshape(64, 64)
@@ -35,6 +37,7 @@ SETTINGS = {
 SELECTIONS = {
     "all": lambda array: array[...],
     "row": lambda array: array[17],
+    "row by SyncReader": lambda array: numcodecs_bytes.SyncReader(array)[17],
     "box": lambda array: array[3:40, 5:9],
     "points": lambda array: array.vindex[[1, 50, 33], [2, 60, 2]],
     "indices": lambda array: array.oindex[[50, 3], [7, 2, 60]],
