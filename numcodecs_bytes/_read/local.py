@@ -76,7 +76,7 @@ async def _read_together(
         outputs.append(of_thread)
         # What a thread takes next is often in the same file, which stays open.
         for _, in_file in itertools.groupby(groups, operator.itemgetter(0)):
-            read_file((chunk for _, some in in_file for chunk in some), of_thread, batch)
+            read_file((chunk for _, group in in_file for chunk in group), of_thread, batch)
 
     workers = PoolWorkers(
         list(_grouped_by_file(chunks, num_threads or concurrency() or MAX_FILE_THREADS)),
@@ -107,8 +107,8 @@ def read_here(
     """
     batch = FileBatch(FileSpeed(max_gap), cached_indices.read, leaves_slow_files=True)
 
-    def work(_workers: object, some: "Iterator[ChunkRead]") -> None:
-        for chunk in some:
+    def work(_workers: object, taken: "Iterator[ChunkRead]") -> None:
+        for chunk in taken:
             chunk.share_plan()
             read_file(iter([chunk]), out, batch)
             if chunk.outcome.is_left:
@@ -141,14 +141,14 @@ def _grouped_by_file(chunks: Sequence[ChunkRead], num_threads: int) -> Iterator[
             together.sort(key=lambda chunk: chunk.file_extent.start)
     for first in range(0, max(map(len, in_file.values())), max_together):
         for key, together in in_file.items():
-            if some := together[first : first + max_together]:
-                yield key, some
+            if group := together[first : first + max_together]:
+                yield key, group
 
 
 def read_file(chunks: Iterator[ChunkRead], out: Output, batch: FileBatch) -> None:
     """Read chunks in the same file, or fill them if it is missing; leave to zarr what fails."""
     first = next(chunks)
-    chunks, file, begin = itertools.chain([first], chunks), first.file_extent, time.perf_counter()
+    chunks, file, started = itertools.chain([first], chunks), first.file_extent, time.perf_counter()
     opened: list[int] = []
     batch.has_begun = True
     try:
@@ -157,7 +157,7 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, batch: FileBatch) -> Non
             # KeyboardInterrupt that came meanwhile would lose the descriptor.
             opened.extend(map(operator.call, (file.open,)))
         finally:  # it may take as long to learn that it is missing
-            seconds = time.perf_counter() - begin
+            seconds = time.perf_counter() - started
             if batch.workers is not None:
                 batch.record_wait(seconds)
     except LeftToZarr as why:
