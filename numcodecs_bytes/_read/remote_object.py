@@ -153,12 +153,12 @@ class RemoteObject:
         """
         if not placed:
             return Answer("read")
-        run_bytes = max([each.plan.run_bytes for each in placed])
+        max_run_bytes = max([each.plan.run_bytes for each in placed])
         has_one_run = len(placed) == placed[0].plan.num_runs == 1
         runs = None if has_one_run else _runs_of(placed)  # which takes 17 us
-        num_bytes = run_bytes if runs is None else num_bytes_over_gaps(runs, policy.max_gap)
+        num_bytes = max_run_bytes if runs is None else num_bytes_over_gaps(runs, policy.max_gap)
         policy = policy.for_ranges(num_bytes)
-        is_split = self.has_comparable_parts() and policy.splits(run_bytes)
+        is_split = self.has_comparable_parts() and policy.splits(max_run_bytes)
         if runs is None and not is_split:
             return await self._fetch_run(placed[0], buffer)
         if buffer is None:
