@@ -171,4 +171,4 @@ def _pays(
     )
     if num_bytes - cost > policy.min_saved_bytes:
         return True
-    return remote_object.has_comparable_parts() and policy.for_ranges(num_bytes).splits(num_bytes)
+    return remote_object.splits(num_bytes, policy.for_ranges(num_bytes))

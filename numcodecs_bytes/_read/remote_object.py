@@ -57,9 +57,10 @@ class RemoteObject:
         self._seen: tuple[int | None, object] | None = None
         self._is_present = False
 
-    def has_comparable_parts(self) -> bool:
-        """Whether the versions of subranges can be compared."""
-        return self.extent.tells_versions and self.state.tells_versions
+    def splits(self, num_bytes: int, policy: GapPolicy) -> bool:
+        """Whether a run of that length is requested in subranges, whose versions are compared."""
+        tells_versions = self.extent.tells_versions and self.state.tells_versions
+        return tells_versions and policy.splits(num_bytes)
 
     def _check_version(self, num_bytes: int | None, version: object) -> None:
         """Raise `UnexpectedAnswer` if an answer has another length or version; see `HeadCheck`."""
@@ -111,9 +112,7 @@ class RemoteObject:
             why = f"it answers with {num_bytes} bytes to a request for {expected}"
             return Answer("wrong", why)
         self._is_present = True
-        self.state.record_answer()
-        if is_timed:
-            self.state.record_seconds(time.monotonic() - started)
+        self.state.record_answer(time.monotonic() - started if is_timed else math.inf)
         return answer
 
     def _changed_if_present(self, answer: Answer) -> Answer:
@@ -158,7 +157,7 @@ class RemoteObject:
         runs = None if has_one_run else _runs_of(placed)  # which takes 17 us
         num_bytes = max_run_bytes if runs is None else num_bytes_over_gaps(runs, policy.max_gap)
         policy = policy.for_ranges(num_bytes)
-        is_split = self.has_comparable_parts() and policy.splits(max_run_bytes)
+        is_split = self.splits(max_run_bytes, policy)
         if runs is None and not is_split:
             return await self._fetch_run(placed[0], buffer)
         if buffer is None:
