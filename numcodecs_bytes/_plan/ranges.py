@@ -18,7 +18,7 @@ class Runs(NamedTuple):
 
     starts: Indices  # in the object
     lengths: Indices
-    offsets: Indices  # in the buffer
+    offsets: Indices  # in the view
 
     def between(self, first: int, end: int | None) -> "Runs":
         """Return the runs from number `first` up to `end`."""
@@ -34,7 +34,7 @@ class ByteRange(NamedTuple):
 
 
 def sorted_runs(starts: Indices, lengths: Indices) -> Runs:
-    """Return runs that lie end to end in a buffer, in the order of their starts in the object."""
+    """Return runs that lie end to end in a view, in the order of their starts in the object."""
     order = np.argsort(starts, kind="stable")
     return Runs(starts[order], lengths[order], (np.cumsum(lengths) - lengths)[order])
 
@@ -83,15 +83,15 @@ def num_subranges(num_bytes: int, max_range_bytes: int) -> int:
     return max(1, round(num_bytes / max_range_bytes))
 
 
-def copy_runs(raw: UInt8Array, requested: ByteRange, buffer: UInt8Array) -> None:
-    """Copy the runs in a range, as far as it reaches, to their offsets in a buffer."""
+def copy_runs(raw: UInt8Array, requested: ByteRange, view: UInt8Array) -> None:
+    """Copy the runs in a range, as far as it reaches, to their offsets in a view."""
     starts, lengths, offsets = requested.runs
     length = int(lengths[0])
     is_complete = requested.start <= starts[0] and (starts + lengths).max() <= requested.end
     if is_complete and 0 < length < COPIED_TOGETHER_BYTES and (lengths == length).all():
-        _windows(buffer, length)[offsets] = _windows(raw, length)[starts - requested.start]
+        _windows(view, length)[offsets] = _windows(raw, length)[starts - requested.start]
         return
-    source, destination = raw.data, buffer.data
+    source, destination = raw.data, view.data
     rows = zip(*[column.tolist() for column in requested.runs], strict=True)
     for start, run_length, offset in rows:
         first, end = max(start, requested.start), min(start + run_length, requested.end)
@@ -100,6 +100,6 @@ def copy_runs(raw: UInt8Array, requested: ByteRange, buffer: UInt8Array) -> None
             destination[offset + first - start : offset + end - start] = copied
 
 
-def _windows(buffer: UInt8Array, length: int) -> Array:
-    """Return an array in which element k is the `length` bytes of a buffer from byte k on."""
-    return np.ndarray((buffer.size - length + 1,), f"V{length}", buffer, 0, (1,))
+def _windows(view: UInt8Array, length: int) -> Array:
+    """Return an array in which element k is the `length` bytes of a view from byte k on."""
+    return np.ndarray((view.size - length + 1,), f"V{length}", view, 0, (1,))

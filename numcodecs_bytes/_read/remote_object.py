@@ -144,9 +144,9 @@ class RemoteObject:
         return answer
 
     async def fetch(
-        self, placed: Sequence[PlacedRuns], policy: GapPolicy, buffer: UInt8Array | None
+        self, placed: Sequence[PlacedRuns], policy: GapPolicy, view: UInt8Array | None
     ) -> Answer:
-        """Request the runs of plans, and return them end to end; in `buffer`, if that is given.
+        """Request the runs of plans, and return them end to end; in `view`, if that is given.
 
         The answer is the first one other than "read", after all requests have ended.
         """
@@ -159,48 +159,48 @@ class RemoteObject:
         policy = policy.for_ranges(num_bytes)
         is_split = self.splits(max_run_bytes, policy)
         if runs is None and not is_split:
-            return await self._fetch_run(placed[0], buffer)
-        if buffer is None:
-            buffer = np.empty(sum([each.plan.num_bytes for each in placed]), np.uint8)
+            return await self._fetch_run(placed[0], view)
+        if view is None:
+            view = np.empty(sum([each.plan.num_bytes for each in placed]), np.uint8)
         fetch = self._fetch_subranges if is_split else self._fetch_whole_runs
-        return await fetch(runs or _runs_of(placed), buffer, policy)
+        return await fetch(runs or _runs_of(placed), view, policy)
 
-    async def _fetch_run(self, placed: PlacedRuns, buffer: UInt8Array | None) -> Answer:
+    async def _fetch_run(self, placed: PlacedRuns, view: UInt8Array | None) -> Answer:
         """Request the only run of a plan."""
         start = placed.start + placed.plan.first_run_offset
         answer = await self.get_range(start, start + placed.plan.run_bytes)
-        if buffer is not None and answer.kind == "read":
-            buffer[:] = answer.raw
+        if view is not None and answer.kind == "read":
+            view[:] = answer.raw
         return answer
 
-    async def _fetch_subranges(self, runs: Runs, buffer: UInt8Array, policy: GapPolicy) -> Answer:
+    async def _fetch_subranges(self, runs: Runs, view: UInt8Array, policy: GapPolicy) -> Answer:
         """Request runs, the long ones in subranges."""
         ranges = subranges(_coalesce(runs, policy), policy.max_range_bytes)
         check = self._check_version_of_subrange
-        return await self._fetch_ranges(ranges, buffer, policy.num_requests, check)
+        return await self._fetch_ranges(ranges, view, policy.num_requests, check)
 
-    async def _fetch_whole_runs(self, runs: Runs, buffer: UInt8Array, policy: GapPolicy) -> Answer:
+    async def _fetch_whole_runs(self, runs: Runs, view: UInt8Array, policy: GapPolicy) -> Answer:
         """Request runs, none of which is split.
 
         If it is not known yet how fast the store is, the first answers decide on the gaps.
         """
         if not policy.is_set_by_user and self.state.least_seconds == math.inf:
             first = list(itertools.islice(_coalesce(runs, policy), policy.num_requests))
-            answer = await self._fetch_ranges(iter(first), buffer, policy.num_requests)
+            answer = await self._fetch_ranges(iter(first), view, policy.num_requests)
             runs = runs.between(sum([len(each.runs.starts) for each in first]), None)
             if answer.kind != "read" or not len(runs.starts):
                 return answer
         policy = policy.for_near_store(self.state.least_seconds, self.state.bytes_per_second)
-        return await self._fetch_ranges(_coalesce(runs, policy), buffer, policy.num_requests)
+        return await self._fetch_ranges(_coalesce(runs, policy), view, policy.num_requests)
 
     async def _fetch_ranges(
         self,
         ranges: Iterator[ByteRange],
-        buffer: UInt8Array,
+        view: UInt8Array,
         num_requests: int,
         check: HeadCheck | None = None,
     ) -> Answer:
-        """Request ranges, and copy the runs in them to their offsets in the buffer."""
+        """Request ranges, and copy the runs in them to their offsets in the view."""
         answers: list[Answer] = []  # other than "read"
         errors: list[Exception] = []
         started, num_before, num_ranges = time.monotonic(), self.num_received, 0
@@ -211,7 +211,7 @@ class RemoteObject:
             try:
                 answer = await self.get_range(each.start, each.end, check)
                 if answer.kind == "read":
-                    copy_runs(answer.raw, each, buffer)
+                    copy_runs(answer.raw, each, view)
                 else:
                     answers.append(answer)
             except Exception as error:  # noqa: BLE001 # raised when all have ended
@@ -229,7 +229,7 @@ class RemoteObject:
             num_ranges += len(batch)
         seconds = time.monotonic() - started
         self.state.record_rate(self.num_received - num_before, num_ranges, seconds)
-        return Answer("read", raw=buffer)
+        return Answer("read", raw=view)
 
 
 def _runs_of(placed: Sequence[PlacedRuns]) -> Runs:
