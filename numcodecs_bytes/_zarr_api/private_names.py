@@ -1,8 +1,7 @@
 """What is used of zarr although its name begins with an underscore, and what would end that use.
 
 No other module uses such names, but `v2_codec`, and codecs that override methods of zarr's classes.
-Those of the index of a shard end when zarr's codec has public methods for it that need no event
-loop.
+Those of the index of a shard end when zarr's codec has public, synchronous methods for it.
 """
 
 import zipfile
