@@ -60,16 +60,12 @@ ANY_LENGTH = 1 << 62  # to which an offset can still be added
 class GapPolicy(NamedTuple):
     """Which gaps between runs are fetched, in ranges of which length, and what that must save.
 
-    | made for     | max_gap                        | max_range_bytes      | min_saved_bytes |
-    |--------------|--------------------------------|----------------------|-----------------|
-    | a chunk      | LATENCY_BYTES, shared by its   | MAX_RANGE_BYTES      | MIN_SAVED_BYTES |
-    |              | requests in flight             |                      |                 |
-    | a shard      | the same, <= MAX_SHARD_GAP_... | MAX_RANGE_BYTES      | max_gap: what   |
-    |              |                                |                      | its index costs |
-    | a near store | what it sends in the time of 2 | MAX_NEAR_RANGE_BYTES | the same        |
-    |              | answers, <= MAX_SHARD_GAP_...  |                      |                 |
-    | a slow file  | what is read during a wait,    | any                  | 0               |
-    |              | <= MAX_SLOW_GAP_BYTES          |                      |                 |
+    | made for     | max_gap takes as long as | but at most         | max_range_bytes      |
+    |--------------|--------------------------|---------------------|----------------------|
+    | a chunk      | a request, shared by all |                     | MAX_RANGE_BYTES      |
+    | a shard      | a request, shared by all | MAX_SHARD_GAP_BYTES | MAX_RANGE_BYTES      |
+    | a near store | two answers              | MAX_SHARD_GAP_BYTES | MAX_NEAR_RANGE_BYTES |
+    | a slow file  | a wait                   | MAX_SLOW_GAP_BYTES  | any                  |
 
     With one request at a time, ranges have any length. A gap that the user has set is kept exactly;
     then no run is split, and a chunk need save nothing.

@@ -18,10 +18,10 @@ class Runs(NamedTuple):
 
     starts: Indices  # in the object
     lengths: Indices
-    offsets: Indices  # in the memory
+    offsets: Indices  # in the view
 
     def between(self, first: int, end: int | None) -> "Runs":
-        """Return some of the runs."""
+        """Return the runs from number `first` up to `end`."""
         return Runs(*[column[first:end] for column in self])
 
 
@@ -34,7 +34,7 @@ class ByteRange(NamedTuple):
 
 
 def sorted_runs(starts: Indices, lengths: Indices) -> Runs:
-    """Return runs that lie end to end in memory, in the order of their starts in the object."""
+    """Return runs that lie end to end in a view, in the order of their starts in the object."""
     order = np.argsort(starts, kind="stable")
     return Runs(starts[order], lengths[order], (np.cumsum(lengths) - lengths)[order])
 
@@ -71,10 +71,11 @@ def coalesce(runs: Runs, *, max_gap: int, max_range_bytes: int) -> Iterator[Byte
 
 def subranges(ranges: Iterable[ByteRange], max_range_bytes: int) -> Iterator[ByteRange]:
     """Cut ranges into subranges of about `max_range_bytes`, each with the runs of its range."""
-    for start, end, runs in ranges:
-        step = -(-(end - start) // num_subranges(end - start, max_range_bytes))
-        for begin in range(start, end, step):
-            yield ByteRange(begin, min(begin + step, end), runs)
+    for whole in ranges:
+        num_bytes = whole.end - whole.start
+        step = -(-num_bytes // num_subranges(num_bytes, max_range_bytes))
+        for start in range(whole.start, whole.end, step):
+            yield ByteRange(start, min(start + step, whole.end), whole.runs)
 
 
 def num_subranges(num_bytes: int, max_range_bytes: int) -> int:
@@ -82,24 +83,23 @@ def num_subranges(num_bytes: int, max_range_bytes: int) -> int:
     return max(1, round(num_bytes / max_range_bytes))
 
 
-def copy_runs(raw: UInt8Array, requested: ByteRange, memory: UInt8Array) -> None:
-    """Copy the runs in a range, as far as it reaches, to their offsets in memory."""
+def copy_runs(raw: UInt8Array, requested: ByteRange, view: UInt8Array) -> None:
+    """Copy the runs in a range, as far as it reaches, to their offsets in a view."""
     starts, lengths, offsets = requested.runs
     length = int(lengths[0])
     is_complete = requested.start <= starts[0] and (starts + lengths).max() <= requested.end
     if is_complete and 0 < length < COPIED_TOGETHER_BYTES and (lengths == length).all():
-        _windows(memory, length)[offsets] = _windows(raw, length)[starts - requested.start]
+        _windows(view, length)[offsets] = _windows(raw, length)[starts - requested.start]
         return
-    source, target = raw.data, memory.data
-    for start, run_length, offset in zip(
-        *[column.tolist() for column in requested.runs], strict=True
-    ):
+    source, destination = raw.data, view.data
+    rows = zip(*[column.tolist() for column in requested.runs], strict=True)
+    for start, run_length, offset in rows:
         first, end = max(start, requested.start), min(start + run_length, requested.end)
         if first < end:
             copied = source[first - requested.start : end - requested.start]
-            target[offset + first - start : offset + end - start] = copied
+            destination[offset + first - start : offset + end - start] = copied
 
 
-def _windows(memory: UInt8Array, length: int) -> Array:
-    """Return an array in which element k is the `length` bytes of memory that begin at byte k."""
-    return np.ndarray((memory.size - length + 1,), f"V{length}", memory, 0, (1,))
+def _windows(view: UInt8Array, length: int) -> Array:
+    """Return an array in which element k is the `length` bytes of a view from byte k on."""
+    return np.ndarray((view.size - length + 1,), f"V{length}", view, 0, (1,))

@@ -40,7 +40,7 @@ async def share_requests(num_chunks: int, read: Callable[[int], Awaitable[None]]
 class ObjectRead(NamedTuple):
     """What is read of an object: chunks that it holds, and the plan for each; or a shard."""
 
-    target: RemoteObject
+    remote_object: RemoteObject
     chunks: Sequence[ChunkRead]
     layout: Layout  # of the chunks, or the inner chunks
     policy: GapPolicy
@@ -139,27 +139,27 @@ class _Planner:
             policy = policy._replace(max_gap=self._policy_of_one.max_gap)
         end = chunks[-1].object_extent.start + layout.num_bytes
         expected_length = end if extent.num_bytes is None else None
-        target = RemoteObject(extent, expected_length, min_length=end)
+        remote_object = RemoteObject(extent, expected_length, min_length=end)
         how = layout, self._drop_axes, policy.max_copied_gap
         plans = [plan_of(chunk.chunk_selection, *how) for chunk in chunks]
-        if len(chunks) == 1 and not _pays(target, policy, layout.num_bytes, plans):
+        if len(chunks) == 1 and not _pays(remote_object, policy, layout.num_bytes, plans):
             return None
-        return ObjectRead(target, chunks, layout, policy, plans)
+        return ObjectRead(remote_object, chunks, layout, policy, plans)
 
     def _shard_read(self, chunk: ChunkRead, shard: ShardLayout) -> ObjectRead | None:
         """Return what to read of a shard; None if zarr reads it just as fast."""
-        target, policy = RemoteObject(chunk.object_extent), self._policy_of_shard
+        remote_object, policy = RemoteObject(chunk.object_extent), self._policy_of_shard
         shard_plan = shard.plan_of(chunk.chunk_selection, self._drop_axes, policy.max_copied_gap)
         # Those of points are not known before the index.
         plans = shard_plan.plans if isinstance(shard_plan, ShardPlan) else []
         is_all = len(plans) == shard.num_chunks
-        if is_all and not _pays(target, policy, shard.num_bytes, plans):
+        if is_all and not _pays(remote_object, policy, shard.num_bytes, plans):
             return None
-        return ObjectRead(target, [chunk], shard.inner, policy, shard=(shard, shard_plan))
+        return ObjectRead(remote_object, [chunk], shard.inner, policy, shard=(shard, shard_plan))
 
 
 def _pays(
-    target: RemoteObject, policy: GapPolicy, num_bytes: int, plans: Sequence[RunPlan]
+    remote_object: RemoteObject, policy: GapPolicy, num_bytes: int, plans: Sequence[RunPlan]
 ) -> bool:
     """Whether ranges save enough bytes, or a whole object would be split for speed.
 
@@ -171,4 +171,4 @@ def _pays(
     )
     if num_bytes - cost > policy.min_saved_bytes:
         return True
-    return target.has_comparable_parts() and policy.for_ranges(num_bytes).splits(num_bytes)
+    return remote_object.splits(num_bytes, policy.for_ranges(num_bytes))

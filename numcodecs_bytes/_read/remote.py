@@ -74,7 +74,7 @@ class _ObjectReader:
 
     async def read(self, planned: ObjectRead) -> None:
         """Read an object, or let zarr read its chunks."""
-        num_failures = planned.target.state.num_failures
+        num_failures = planned.remote_object.state.num_failures
         try:
             failure = None if self.error else await self._read_or_leave(planned)
             if failure is not None and not self.error:
@@ -93,16 +93,17 @@ class _ObjectReader:
         return None
 
     async def _settle(self, planned: ObjectRead) -> Answer | None:
-        """Request an object, and do what follows from the answer: `Answer` has a table of that.
+        """Request an object, and do what follows from the answer.
 
-        Raises `LeftToZarr` if it need not be requested, or can't be read, whatever the answer.
+        After a wrong one, nothing more of the batch is requested. Raises `LeftToZarr` if the object
+        need not be requested, or can't be read, whatever the answer.
         """
         if self.why_wrong:
             raise LeftToZarr(self.why_wrong)
-        planned.target.state.check()
+        planned.remote_object.state.check()
         answer = await self._read(planned)
         if answer.kind == "changed":
-            planned.target.reset_version()
+            planned.remote_object.reset_version()
             answer = await self._read(planned)
         match answer.kind:
             case "read":
@@ -149,7 +150,7 @@ class _ObjectReader:
         if len(placed) == 1:
             plan, _, out_selection = placed[0]
             direct = direct_target(array, out_selection, plan, planned.layout)
-        answer = await planned.target.fetch(placed, planned.policy, direct)
+        answer = await planned.remote_object.fetch(placed, planned.policy, direct)
         if answer.kind != "read":
             return answer
         if direct is None:
@@ -162,12 +163,12 @@ class _ObjectReader:
 
         What references point to can't be missing. If need be, requests a byte of the metadata.
         """
-        if planned.target.extent.num_bytes is not None:
+        if planned.remote_object.extent.num_bytes is not None:
             return False
-        state, store = planned.target.state, planned.chunks[0].byte_getter.store
+        state, store = planned.remote_object.state, planned.chunks[0].byte_getter.store
         async with self.metadata_lock:
             if not (state.has_answered or self.why_wrong):
-                planned.target.num_requests += 1
+                planned.remote_object.num_requests += 1
                 with contextlib.suppress(LeftToZarr):  # or it has been given up meanwhile
                     extent = locator_for(store)(self.batch.metadata_path())
                     if isinstance(extent, ObjectExtent):
@@ -177,7 +178,7 @@ class _ObjectReader:
 
 
 def _fetched(planned: ObjectRead) -> FetchCounts:
-    return FetchCounts(planned.target.num_requests, planned.target.num_received)
+    return FetchCounts(planned.remote_object.num_requests, planned.remote_object.num_received)
 
 
 def _leave(planned: ObjectRead, why: LeftToZarr) -> None:
@@ -192,7 +193,7 @@ async def _record_failure(planned: ObjectRead, answer: Answer, num_failures: int
 
     `num_failures` is how often it had failed when the object was requested.
     """
-    state, chunk = planned.target.state, planned.chunks[0]
+    state, chunk = planned.remote_object.state, planned.chunks[0]
     if answer.kind == "failed":
         is_strike = state.record_failure(num_failures)
     else:
@@ -216,16 +217,16 @@ async def _plan_by_index(
 
     Returns the answer if that is not the index.
     """
-    target, outer = planned.target, planned.chunks[0].out_selection
-    answer = await target.get_range(*_range_of_index(target.extent, shard))
+    remote_object, outer = planned.remote_object, planned.chunks[0].out_selection
+    answer = await remote_object.get_range(*_range_of_index(remote_object.extent, shard))
     if answer.kind != "read":
         return answer
     try:
         index = index_of(shard, answer.raw)
     except ZarrFails as why:  # perhaps the answer is not the range that was asked for
         return Answer("wrong", str(why))
-    start, end = target.extent.start, target.length or sys.maxsize
-    num_bytes = min(target.extent.num_bytes or end, end - start)
+    start, end = remote_object.extent.start, remote_object.length or sys.maxsize
+    num_bytes = min(remote_object.extent.num_bytes or end, end - start)
     inner = shard_plan.inner_chunks(index, start, num_bytes)
     present = [
         each._replace(out_selection=out_selection_within(outer, each.out_selection))
@@ -248,11 +249,11 @@ def _range_of_index(extent: ObjectExtent, shard: ShardLayout) -> tuple[int, int 
 
 def _scatter(raw: UInt8Array, placed: Sequence[PlacedRuns], layout: Layout, array: Array) -> None:
     """Copy runs, which `raw` holds end to end, to the output."""
-    begin = 0
+    start = 0
     for plan, _, out_selection in placed:
-        end = begin + plan.num_bytes
-        scatter(raw[begin:end], plan, layout, array, out_selection)
-        begin = end
+        end = start + plan.num_bytes
+        scatter(raw[start:end], plan, layout, array, out_selection)
+        start = end
 
 
 def _record_read(planned: ObjectRead, num_bytes_by_zarr: int | None) -> None:

@@ -3,7 +3,8 @@
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from zarr.core.common import concurrent_map
@@ -22,8 +23,8 @@ from numcodecs_bytes._plan.ranges import (
     sorted_runs,
     subranges,
 )
-from numcodecs_bytes._sources.answers import MISSING, Answer, UnexpectedAnswer
-from numcodecs_bytes._sources.byte_ranges import answer_of
+from numcodecs_bytes._sources.answers import CHANGED, MISSING, Answer, UnexpectedAnswer
+from numcodecs_bytes._sources.byte_ranges import HeadCheck, answer_of
 from numcodecs_bytes._sources.store_states import state_of
 from numcodecs_bytes._sources.stores import ObjectExtent
 
@@ -54,16 +55,28 @@ class RemoteObject:
         """Accept any version again."""
         self.length: int | None = None  # if the answers tell it
         self._seen: tuple[int | None, object] | None = None
-        self._is_present = self._is_split = False
+        self._is_present = False
 
-    def has_comparable_parts(self) -> bool:
-        """Whether the versions of subranges can be compared."""
-        return self.extent.tells_versions and self.state.tells_versions
+    def splits(self, num_bytes: int, policy: GapPolicy) -> bool:
+        """Whether a run of that length is requested in subranges, whose versions are compared."""
+        tells_versions = self.extent.tells_versions and self.state.tells_versions
+        return tells_versions and policy.splits(num_bytes)
 
-    def _check_head(self, num_bytes: int | None, version: object) -> None:
-        """Record the length and version that an answer states; raise if they are not as expected.
+    def _check_version(self, num_bytes: int | None, version: object) -> None:
+        """Raise `UnexpectedAnswer` if an answer has another length or version; see `HeadCheck`."""
+        if self._record_version(num_bytes, version):
+            raise UnexpectedAnswer(CHANGED)
 
-        Raises `UnexpectedAnswer`, or `LeftToZarr` if that says nothing about the store.
+    def _check_version_of_subrange(self, num_bytes: int | None, version: object) -> None:
+        """Raise as well if an answer has no version; after either, no run is split any more."""
+        if self._record_version(num_bytes, version) or version is None:
+            self.state.tells_versions = False
+            raise UnexpectedAnswer(CHANGED)
+
+    def _record_version(self, num_bytes: int | None, version: object) -> bool:
+        """Record the length and version that an answer states; return whether they have changed.
+
+        Raises `UnexpectedAnswer` if the length is wrong, and `LeftToZarr` if it has to be stated.
         """
         expected, min_length = self._expected_length, self._min_length
         if num_bytes is None and self.extent.must_tell_length:
@@ -76,23 +89,20 @@ class RemoteObject:
             raise UnexpectedAnswer(Answer("wrong", why))
         if num_bytes is None:  # the answer for the index of a shard may have told it
             num_bytes = self.length
-        has_changed = self._seen not in (None, (num_bytes, version))
-        self._seen, self.length = (num_bytes, version), num_bytes
-        if self._is_split and (has_changed or version is None):  # subranges can't be compared
-            self.state.tells_versions = False  # from now on, no run is split
-            has_changed = True
-        if has_changed:
-            why = "chunks are overwritten all the time, or each answer has another version"
-            raise UnexpectedAnswer(Answer("changed", why))
+        seen, self._seen, self.length = self._seen, (num_bytes, version), num_bytes
+        return seen not in (None, self._seen)
 
-    async def get_range(self, start: int, end: int | None, *, is_timed: bool = True) -> Answer:
+    async def get_range(
+        self, start: int, end: int | None, check: HeadCheck | None = None, *, is_timed: bool = True
+    ) -> Answer:
         """Request a range; see `byte_ranges.RangeGetter`. A suffix may be all of a shorter object.
 
         A request that fails soon is repeated, once, if it is the first one to fail since the store
         has answered, and its client does not repeat it.
         """
-        begin = time.monotonic()
-        answer = await self._request(start, end, may_repeat=not self.extent.client_repeats)
+        started = time.monotonic()
+        get = partial(self.extent.get, start, end, check or self._check_version)
+        answer = await self._request(get, may_repeat=not self.extent.client_repeats)
         if answer.kind != "read":
             return self._changed_if_present(answer)
         num_bytes = answer.raw.nbytes
@@ -102,9 +112,7 @@ class RemoteObject:
             why = f"it answers with {num_bytes} bytes to a request for {expected}"
             return Answer("wrong", why)
         self._is_present = True
-        self.state.record_answer()
-        if is_timed:
-            self.state.record_seconds(time.monotonic() - begin)
+        self.state.record_answer(time.monotonic() - started if is_timed else math.inf)
         return answer
 
     def _changed_if_present(self, answer: Answer) -> Answer:
@@ -113,95 +121,97 @@ class RemoteObject:
             return Answer("changed", "chunks are deleted while they are read")
         return answer
 
-    async def _request(self, start: int, end: int | None, *, may_repeat: bool) -> Answer:
-        begin = time.monotonic()
+    async def _request(
+        self, get: Callable[[], Awaitable[UInt8Array | None]], *, may_repeat: bool
+    ) -> Answer:
+        started = time.monotonic()
         self.num_requests += 1
         try:
-            raw = await self.extent.get(start, end, self._check_head)
+            raw = await get()
         except UnexpectedAnswer as unexpected:
             return unexpected.answer
         except LeftToZarr:
             raise
         except Exception as error:  # noqa: BLE001 # stores and their clients raise anything
             raise_interrupt(error)
-            may_repeat &= time.monotonic() - begin < MAX_SECONDS_TO_REPEAT
+            may_repeat &= time.monotonic() - started < MAX_SECONDS_TO_REPEAT
             answer = answer_of(error)
         else:
             return MISSING if raw is None else Answer("read", raw=raw)
         is_first, self.state.is_answering = self.state.is_answering, False
         if answer.kind == "failed" and is_first and may_repeat:
-            return await self._request(start, end, may_repeat=False)
+            return await self._request(get, may_repeat=False)
         return answer
 
     async def fetch(
-        self, placed: Sequence[PlacedRuns], policy: GapPolicy, target: UInt8Array | None
+        self, placed: Sequence[PlacedRuns], policy: GapPolicy, view: UInt8Array | None
     ) -> Answer:
-        """Request the runs of plans, and return them end to end; in `target`, if that is given.
+        """Request the runs of plans, and return them end to end; in `view`, if that is given.
 
         The answer is the first one other than "read", after all requests have ended.
         """
         if not placed:
             return Answer("read")
-        plans = [plan for plan, *_ in placed]
-        run_bytes = max([plan.run_bytes for plan in plans])
-        has_comparable_parts = self.has_comparable_parts()
-        if len(plans) == plans[0].num_runs == 1:
-            is_split = has_comparable_parts and policy.for_ranges(run_bytes).splits(run_bytes)
-            if not is_split:
-                return await self._fetch_run(placed[0], target)
-        starts = np.concatenate([plan.starts(start) for plan, start, _ in placed])
-        lengths = np.repeat([p.run_bytes for p in plans], [p.num_runs for p in plans])
-        runs = sorted_runs(starts, lengths)
-        if target is None:
-            target = np.empty(sum([plan.num_bytes for plan in plans]), np.uint8)
-        policy = policy.for_ranges(num_bytes_over_gaps(runs, policy.max_gap))
-        self._is_split = has_comparable_parts and policy.splits(run_bytes)
-        if self._is_split:
-            return await self._fetch_subranges(runs, target, policy)
-        return await self._fetch_whole_runs(runs, target, policy)
+        max_run_bytes = max([each.plan.run_bytes for each in placed])
+        has_one_run = len(placed) == placed[0].plan.num_runs == 1
+        runs = None if has_one_run else _runs_of(placed)  # which takes 17 us
+        num_bytes = max_run_bytes if runs is None else num_bytes_over_gaps(runs, policy.max_gap)
+        policy = policy.for_ranges(num_bytes)
+        is_split = self.splits(max_run_bytes, policy)
+        if runs is None and not is_split:
+            return await self._fetch_run(placed[0], view)
+        if view is None:
+            view = np.empty(sum([each.plan.num_bytes for each in placed]), np.uint8)
+        fetch = self._fetch_subranges if is_split else self._fetch_whole_runs
+        return await fetch(runs or _runs_of(placed), view, policy)
 
-    async def _fetch_run(self, placed: PlacedRuns, target: UInt8Array | None) -> Answer:
+    async def _fetch_run(self, placed: PlacedRuns, view: UInt8Array | None) -> Answer:
         """Request the only run of a plan."""
         start = placed.start + placed.plan.first_run_offset
         answer = await self.get_range(start, start + placed.plan.run_bytes)
-        if target is not None and answer.kind == "read":
-            target[:] = answer.raw
+        if view is not None and answer.kind == "read":
+            view[:] = answer.raw
         return answer
 
-    async def _fetch_subranges(self, runs: Runs, target: UInt8Array, policy: GapPolicy) -> Answer:
+    async def _fetch_subranges(self, runs: Runs, view: UInt8Array, policy: GapPolicy) -> Answer:
         """Request runs, the long ones in subranges."""
         ranges = subranges(_coalesce(runs, policy), policy.max_range_bytes)
-        return await self._fetch_ranges(ranges, target, policy.num_requests)
+        check = self._check_version_of_subrange
+        return await self._fetch_ranges(ranges, view, policy.num_requests, check)
 
-    async def _fetch_whole_runs(self, runs: Runs, target: UInt8Array, policy: GapPolicy) -> Answer:
+    async def _fetch_whole_runs(self, runs: Runs, view: UInt8Array, policy: GapPolicy) -> Answer:
         """Request runs, none of which is split.
 
         If it is not known yet how fast the store is, the first answers decide on the gaps.
         """
         if not policy.is_set_by_user and self.state.least_seconds == math.inf:
             first = list(itertools.islice(_coalesce(runs, policy), policy.num_requests))
-            answer = await self._fetch_ranges(iter(first), target, policy.num_requests)
+            answer = await self._fetch_ranges(iter(first), view, policy.num_requests)
             runs = runs.between(sum([len(each.runs.starts) for each in first]), None)
             if answer.kind != "read" or not len(runs.starts):
                 return answer
         policy = policy.for_near_store(self.state.least_seconds, self.state.bytes_per_second)
-        return await self._fetch_ranges(_coalesce(runs, policy), target, policy.num_requests)
+        return await self._fetch_ranges(_coalesce(runs, policy), view, policy.num_requests)
 
     async def _fetch_ranges(
-        self, ranges: Iterator[ByteRange], target: UInt8Array, num_requests: int
+        self,
+        ranges: Iterator[ByteRange],
+        view: UInt8Array,
+        num_requests: int,
+        check: HeadCheck | None = None,
     ) -> Answer:
-        """Request ranges, and copy the runs in them to their offsets in the target."""
+        """Request ranges, and copy the runs in them to their offsets in the view."""
         answers: list[Answer] = []  # other than "read"
         errors: list[Exception] = []
-        begin, num_before, num_ranges = time.monotonic(), self.num_received, 0
+        started, num_before, num_ranges = time.monotonic(), self.num_received, 0
 
         async def request(each: ByteRange) -> None:
             if answers or errors:  # requests in flight are waited for
                 return
             try:
-                answer = await self.get_range(each.start, each.end)
+                answer = await self.get_range(each.start, each.end, check)
                 if answer.kind == "read":
-                    copy_runs(answer.raw, each, target)
+                    copy_runs(answer.raw, each, view)
                 else:
                     answers.append(answer)
             except Exception as error:  # noqa: BLE001 # raised when all have ended
@@ -217,9 +227,16 @@ class RemoteObject:
             if answers:
                 return self._changed_if_present(answers[0])
             num_ranges += len(batch)
-        seconds = time.monotonic() - begin
+        seconds = time.monotonic() - started
         self.state.record_rate(self.num_received - num_before, num_ranges, seconds)
-        return Answer("read", raw=target)
+        return Answer("read", raw=view)
+
+
+def _runs_of(placed: Sequence[PlacedRuns]) -> Runs:
+    plans = [plan for plan, *_ in placed]
+    starts = np.concatenate([plan.starts(start) for plan, start, _ in placed])
+    lengths = np.repeat([plan.run_bytes for plan in plans], [plan.num_runs for plan in plans])
+    return sorted_runs(starts, lengths)
 
 
 def _coalesce(runs: Runs, policy: GapPolicy) -> Iterator[ByteRange]:

@@ -13,18 +13,9 @@ _NOTHING = np.empty(0, np.uint8)
 class Answer(NamedTuple):
     """What a store answers to a request for a range, or to all those for an object.
 
-    | kind    | the store                         | what follows                                  |
-    |---------|-----------------------------------|-----------------------------------------------|
-    | read    | sends the range                   | it is copied to the output                    |
-    | missing | says that there is no such object | a chunk is filled, if the store has answered  |
-    |         |                                   | a range before; else, the same as if wrong    |
-    | changed | has another version than before   | all is requested again; then, as if wrong     |
-    | wrong   | does not send what was requested  | no more of the batch is requested; zarr reads |
-    |         |                                   | the object, and if it can, that is a strike   |
-    | failed  | sends nothing: it is overloaded,  | zarr reads the object; if that can be read    |
-    |         | or the connection is lost         | `MAX_FAILURES` times in a row: a strike       |
-
-    If zarr, too, says that a chunk is missing, that is no strike.
+    It sends the range ("read"); says that there is no such object ("missing"); has another version
+    than before ("changed"); does not send what was requested ("wrong"); or sends nothing, because
+    it is overloaded or the connection is lost ("failed").
     """
 
     kind: Literal["read", "missing", "changed", "wrong", "failed"]
@@ -33,6 +24,9 @@ class Answer(NamedTuple):
 
 
 MISSING = Answer("missing", "chunks are missing if parts of them are requested")
+CHANGED = Answer(
+    "changed", "chunks are overwritten all the time, or each answer has another version"
+)
 
 
 class UnexpectedAnswer(LeftToZarr):

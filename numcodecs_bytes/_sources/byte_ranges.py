@@ -103,7 +103,7 @@ async def from_http(
         if response.status >= 400:
             return  # fsspec raises its own error
         try:
-            _check_head(response.status, response.headers, start, end, check)
+            _check_http(response.status, response.headers, start, end, check)
         except LeftToZarr:
             response.close()  # instead of receiving the rest
             raise
@@ -115,7 +115,7 @@ async def from_http(
     return raw
 
 
-def _check_head(status: int, headers: Any, start: int, end: int | None, check: HeadCheck) -> None:
+def _check_http(status: int, headers: Any, start: int, end: int | None, check: HeadCheck) -> None:
     """Raise `UnexpectedAnswer` unless a response is the range that was asked for."""
     text = ", ".join(headers.getall("Content-Range", ()))
     asked = f"the last {-start} bytes" if end is None else f"bytes {start} to {end}"
@@ -134,10 +134,10 @@ def _check_head(status: int, headers: Any, start: int, end: int | None, check: H
 
 def answer_of(error: Exception) -> Answer:
     """Return what the error of a request says: that the store refuses ranges, or no answer."""
-    return Answer("wrong" if _is_refusal(error) else "failed", _text_of(error))
+    return Answer("wrong" if _is_refusal(error) else "failed", _reason_of(error))
 
 
-def _text_of(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     """Return the first line of an error, without what only one request has, such as its URL."""
     line = traceback.format_exception_only(error)[0].partition("\n")[0]  # `str` may fail
     kind, colon, text = line.partition(": ")

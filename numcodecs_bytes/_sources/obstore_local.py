@@ -31,5 +31,5 @@ def is_file_name(path: str) -> bool:
     "x:/y"; it leaves out empty segments at either end. Paths that are not printable count as
     different, to be safe.
     """
-    is_plain = path.isprintable() and not any(char in path for char in "#|:\\")
-    return is_plain and not {"", ".", ".."}.intersection(path.split("/"))
+    has_usual_characters = path.isprintable() and not any(char in path for char in "#|:\\")
+    return has_usual_characters and {"", ".", ".."}.isdisjoint(path.split("/"))

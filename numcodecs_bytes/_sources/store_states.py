@@ -50,9 +50,10 @@ class StoreState:
         """The best rate of its long answers; None until two are known: one may be by bad luck."""
         return self._best_rate if self._num_rates > 1 else None
 
-    def record_answer(self) -> None:
-        """Record that a range was answered properly."""
+    def record_answer(self, seconds: float) -> None:
+        """Record that a range was answered properly, and how long that took."""
         self.has_answered, self.is_answering, self.num_failures = True, True, 0
+        self.least_seconds = min(self.least_seconds, seconds)
 
     def record_failure(self, num_before: int) -> bool:
         """Record that zarr has read an object whose ranges could not be requested.
@@ -64,10 +65,6 @@ class StoreState:
             num_before = 0
         self.num_failures = max(self.num_failures, num_before + 1)
         return self.num_failures >= MAX_FAILURES
-
-    def record_seconds(self, seconds: float) -> None:
-        """Record how long an answer took."""
-        self.least_seconds = min(self.least_seconds, seconds)
 
     def record_rate(self, num_bytes: int, num_requests: int, seconds: float) -> None:
         """Record how long all answers for an object took, if they were long ones."""

@@ -41,7 +41,7 @@ from numcodecs_bytes._tools.stored_chunks import (
     find_chunks,
     grid_of,
 )
-from numcodecs_bytes._zarr_api.names import plural, target_of
+from numcodecs_bytes._zarr_api.names import plural, reference_of
 from numcodecs_bytes._zarr_api.v2_codec import V2Codec
 from numcodecs_bytes._zarr_api.versions import concurrency
 
@@ -76,7 +76,7 @@ def check_chunks(
             sizes.add(size)
             num_unread += checks.reads_members and not checks.reads(chunk)
             if problem := problems[chunk.coords]:
-                target = target_of(array.store, chunk.key)
+                target = reference_of(array.store, chunk.key)
                 report.add_problem(f"chunk {chunk.key}{target} {problem}")
         report.num_chunks += len(batch)
         advance(len(batch))

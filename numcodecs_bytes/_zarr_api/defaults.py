@@ -85,14 +85,14 @@ def make_default(section: str, name: str, ours: str) -> None:
     """
     config: Any = zarr.config
     defaults = config.defaults[0][section]
-    zarrs_own = defaults[name]
+    zarr_default = defaults[name]
 
     def replace() -> None:
         # A value that the user chose is a different object, even if its text is the same.
-        if config.get(section)[name] is zarrs_own:
+        if config.get(section)[name] is zarr_default:
             config.get(section)[name] = ours
 
-    if config.get(section)[name] is not zarrs_own:
+    if config.get(section)[name] is not zarr_default:
         # Each open `with zarr.config.set(...)` restores zarr's own default at its end. donfig keeps
         # no list of them, so the garbage collector has to find them: that ends when it does, or
         # when zarr's config lets a package set a default.

@@ -33,20 +33,20 @@ def name_of_chunk(byte_getter: object) -> str:
     if path is None:
         return "a chunk"
     store = getattr(byte_getter, "store", None)
-    return f"chunk {path!r}{target_of(store, path) or f' of {name_of_store(store)}'}"
+    return f"chunk {path!r}{reference_of(store, path) or f' of {name_of_store(store)}'}"
 
 
-def target_of(store: Any, path: str) -> str:
+def reference_of(store: Any, path: str) -> str:
     """Return what fsspec's reference to a chunk points to, in parentheses, or ""."""
 
-    def target() -> str:
+    def reference() -> str:
         url, *part = store.fs.references[f"{store.path}/{path}".strip("/")]
         url = store.fs.target if url is None else url
         if not isinstance(url, str) or len(part) not in (0, 2):
             return ""
         return f" ({part[1]} bytes at offset {part[0]} of {url})" if part else f" ({url})"
 
-    found = value_or_error(target)  # a name is not worth an error
+    found = value_or_error(reference)  # a name is not worth an error
     return found if isinstance(found, str) else ""
 
 
@@ -90,8 +90,8 @@ def keys_are_v2(metadata: Any) -> bool:
 def path_of_array(path: str, num_axes: int, *, has_v2_keys: bool) -> str:
     """Return the path of the array to which the path of a chunk belongs."""
     names = path.split("/")
-    indices = names[len(names) - num_axes :]
-    if indices and all(index.isdecimal() for index in indices):  # "c/0/1", or "0/1" in Zarr v2
+    coords = names[len(names) - num_axes :]
+    if coords and all(map(str.isdecimal, coords)):  # "c/0/1", or "0/1" in Zarr v2
         names = names[:-num_axes]
         return "/".join(names[:-1] if names[-1:] == ["c"] and not has_v2_keys else names)
     return "/".join(names[:-1])  # "c.0.1", "0.1", "c" or "0"

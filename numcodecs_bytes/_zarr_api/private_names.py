@@ -1,23 +1,19 @@
 """What is used of zarr although its name begins with an underscore, and what would end that use.
 
 No other module uses such names, but `v2_codec`, and codecs that override methods of zarr's classes.
+Those of the index of a shard end when zarr's codec has public, synchronous methods for it.
 """
 
 import zipfile
 from typing import Any
 
 import numpy as np
-import zarr
-import zarr.codecs
 import zarr.codecs.sharding
-import zarr.core.buffer.cpu
 import zarr.dtype
 from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import cpu
 
 from numcodecs_bytes._core.dtypes import Array, UInt8Array, UInt64Array
-
-# The index of a shard. All four end when zarr's codec has public methods for its index that need no
-# event loop.
 
 
 def has_sync_index(codec: Any) -> bool:
@@ -35,7 +31,7 @@ def index_bytes_of(codec: Any, grid_shape: tuple[int, ...]) -> int:
 
 def decode_index(codec: Any, raw: Any, grid_shape: tuple[int, ...]) -> UInt64Array:
     """Return offsets and lengths, shape ``(*grid_shape, 2)``, from the bytes of a shard's index."""
-    buffer: Any = zarr.core.buffer.cpu.Buffer.from_array_like(raw)
+    buffer: Any = cpu.Buffer.from_array_like(raw)
     if hasattr(codec, "_decode_shard_index_sync"):  # new in 3.3
         index: Any = codec._decode_shard_index_sync(buffer, grid_shape)
         return np.asarray(index.offsets_and_lengths)
@@ -52,18 +48,15 @@ def encode_index(codec: Any, entries: UInt64Array) -> UInt8Array:
     if hasattr(codec, "_encode_shard_index_sync"):
         return np.asarray(codec._encode_shard_index_sync(index).as_numpy_array())
     spec = codec._get_index_chunk_spec(entries.shape[:-1])
-    buffer: Any = zarr.core.buffer.cpu.NDBuffer.from_numpy_array(index.offsets_and_lengths)
+    buffer: Any = cpu.NDBuffer.from_numpy_array(index.offsets_and_lengths)
     for index_codec in codec.index_codecs:
         buffer = index_codec._encode_sync(buffer, spec)
     return np.asarray(buffer.as_numpy_array())
 
 
-# Element-wise codecs.
-
-
 def decode_elements(codec: Any, spec: ArraySpec, encoded: Array) -> Array:
     """Return what a codec decodes elements to: ends when zarr has a public `decode_sync`."""
-    buffer = zarr.core.buffer.cpu.NDBuffer.from_numpy_array(encoded)
+    buffer = cpu.NDBuffer.from_numpy_array(encoded)
     decoded: Array = codec._decode_sync(buffer, spec).as_numpy_array()
     return decoded
 
@@ -71,9 +64,6 @@ def decode_elements(codec: Any, spec: ArraySpec, encoded: Array) -> Array:
 def numcodecs_codec_of(codec: Any) -> Any:
     """Return the codec of numcodecs in zarr's: ends when `zarr.codecs.numcodecs` has it public."""
     return codec._codec
-
-
-# Stores.
 
 
 def is_open(store: Any) -> bool:
@@ -105,9 +95,6 @@ def flush_zip(store: Any, archive: zipfile.ZipFile) -> None:
     with store._lock:
         if archive.fp is not None:
             archive.fp.flush()
-
-
-# Data types.
 
 
 def are_data_types_unloaded() -> bool:
