@@ -25,7 +25,6 @@ from numcodecs_bytes._plan.selection import (
     Axis,
     Indices,
     Selector,
-    as_array,
     axes_of,
     key_of,
     selection_of,
@@ -67,7 +66,7 @@ class RunPlan:
     _take_index: OutSelection | None = None
 
     @property
-    def extent_bytes(self) -> int:
+    def span_bytes(self) -> int:
         """The length from the start of the first run to the end of the last one, in bytes."""
         if not self.num_runs:
             return 0
@@ -83,12 +82,12 @@ class RunPlan:
     def take_index(self) -> OutSelection:
         """What to select along each axis of the window: ``slice(None)``, or a 1-D array."""
         if self._take_index is None:  # made here, because a plan that is split never needs it
-            index: list[Selector] = [slice(None)] * len(self.window_shape)
+            take_index: list[Selector] = [slice(None)] * len(self.window_shape)
             for position in range(self.num_run_axes, len(self.axes)):
                 axis, (low, _) = self.axes[position], self.bounds[position]
                 if axis.selection_axis is not None and type(axis.indices) is not range:
-                    index[axis.selection_axis] = axis.indices - low if low else axis.indices
-            self._take_index = tuple(index)
+                    take_index[axis.selection_axis] = axis.indices - low if low else axis.indices
+            self._take_index = tuple(take_index)
         return self._take_index
 
     def starts(self, start: int = 0, runs: slice = slice(None)) -> Indices:
@@ -102,7 +101,7 @@ class RunPlan:
 
     def _make_offsets(self, runs: range) -> Indices:
         """Return the offset of some runs from the first one that is possible, in bytes."""
-        numbers, offsets = as_array(runs), np.zeros(len(runs), np.intp)
+        numbers, offsets = np.arange(runs.start, runs.stop, runs.step), np.zeros(len(runs), np.intp)
         for axis in reversed(self.axes[: self.num_run_axes]):
             numbers, along = np.divmod(numbers, len(axis.indices))
             offsets += axis.offsets(along)
@@ -189,22 +188,15 @@ def plan_axes(axes: tuple[Axis, ...], item_size: int, max_gap: int | None = None
     """
     max_gap = constants.GAP_BYTES if max_gap is None else max_gap
     if 0 in [len(axis.indices) for axis in axes]:
-        shape = shape_of(axes)
+        shape = selection_shape(axes)
         return RunPlan(axes, _stored_axes(axes), max_gap, shape, window_strides=(0,) * len(shape))
-    bounds = tuple([axis.bounds for axis in axes])
+    bounds = _bounds_of(axes)
     num_run_axes = _num_run_axes(axes, bounds, item_size, max_gap)
     return _plan_hulls(axes, bounds, item_size, max_gap, num_run_axes)
 
 
-def plan_run_axes(
-    axes: tuple[Axis, ...], item_size: int, max_gap: int, num_run_axes: int
-) -> RunPlan:
-    """Return the plan for at least one index along each axis, as `plan_axes` does.
-
-    The first `num_run_axes` axes have a run for each index, whatever the gaps between them.
-    """
-    bounds = tuple([axis.bounds for axis in axes])
-    return _plan_hulls(axes, bounds, item_size, max_gap, num_run_axes)
+def _bounds_of(axes: tuple[Axis, ...]) -> Bounds:
+    return tuple([axis.bounds for axis in axes])
 
 
 def _num_run_axes(axes: tuple[Axis, ...], bounds: Bounds, item_size: int, max_gap: int) -> int:
@@ -224,7 +216,10 @@ def _num_run_axes(axes: tuple[Axis, ...], bounds: Bounds, item_size: int, max_ga
 def _plan_hulls(
     axes: tuple[Axis, ...], bounds: Bounds, item_size: int, max_gap: int, num_run_axes: int
 ) -> RunPlan:
-    """Return the plan whose runs are the hulls along all axes but the first `num_run_axes`."""
+    """Return the plan whose runs are the hulls along all axes but the first `num_run_axes`.
+
+    There is a run for each index along these, whatever the gaps between them.
+    """
     sizes, strides = [len(axis.indices) for axis in axes], [0] * len(axes)
     start, run_bytes, needs_take = 0, item_size, False
     for position in range(num_run_axes, len(axes)):  # a window over the hull
@@ -263,8 +258,8 @@ def _stored_axes(axes: tuple[Axis, ...]) -> tuple[int, ...]:
     return tuple([axis.selection_axis for axis in axes if axis.selection_axis is not None])
 
 
-def shape_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
-    """Return the shape of a selection."""
+def selection_shape(axes: tuple[Axis, ...]) -> tuple[int, ...]:
+    """Return the shape of what is selected along each axis."""
     return _in_order_of_selection(axes, [len(axis.indices) for axis in axes])
 
 
@@ -289,15 +284,16 @@ def split(plan: RunPlan, item_size: int) -> Iterator[tuple[OutSelection, RunPlan
     if plan.memory_bytes <= max_bytes:
         yield (slice(None),) * len(plan.window_shape), plan
         return
-    cuts = _cut_first_axes(plan, max_bytes)
-    if len(cuts) <= plan.num_run_axes:
-        for out_selection, axes in _select(plan, cuts):
-            yield out_selection, plan_run_axes(axes, item_size, plan.max_gap, plan.num_run_axes)
-        return
-    for out_selection, axes in _select(plan, cuts):  # each is part of a run
-        block = plan_axes(axes, item_size, plan.max_gap)  # there, indices may be far apart
-        if block.memory_bytes > max_bytes:  # many short runs, which take more than their hull
-            block = plan_run_axes(axes, item_size, plan.max_gap, plan.num_run_axes)
+    cuts, max_gap = _cut_first_axes(plan, max_bytes), plan.max_gap
+    are_parts_of_runs = len(cuts) > plan.num_run_axes
+    for out_selection, axes in _select(plan, cuts):
+        if are_parts_of_runs:  # in which indices may be far apart
+            block = plan_axes(axes, item_size, max_gap)
+            if block.memory_bytes <= max_bytes:
+                yield out_selection, block
+                continue
+            # Many short runs take more than their hull.
+        block = _plan_hulls(axes, _bounds_of(axes), item_size, max_gap, plan.num_run_axes)
         yield out_selection, block
 
 

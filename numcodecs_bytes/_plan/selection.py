@@ -166,33 +166,26 @@ class InChunk(NamedTuple):
 
 def cut_at_chunks(indices: range | Indices, size: int) -> Iterator[InChunk]:
     """Cut indices along an axis, a range or an array in any order, at the edges of chunks."""
-    order, ascending, begin = None, indices, 0
+    order, ascending, first = None, indices, 0
     if type(ascending) is not range:
         chunks = ascending // size
         if not (chunks[1:] >= chunks[:-1]).all():
             order = np.argsort(chunks, kind="stable")
             ascending = ascending[order]
-    while begin < len(ascending):
-        position = int(ascending[begin]) // size
+    while first < len(ascending):
+        position = int(ascending[first]) // size
         edge = position * size
         within: range | Indices
         if type(ascending) is range:
             end_within = min(ascending.stop - edge, size)
-            within = range(ascending[begin] - edge, end_within, ascending.step)
-            end = begin + len(within)
+            within = range(ascending[first] - edge, end_within, ascending.step)
+            end = first + len(within)
         else:
             # Sorted by chunk is sorted well enough to find its end.
-            end = bisect.bisect_left(ascending, edge + size, begin)
-            within = ascending[begin:end] - edge
-        yield InChunk(position, within, slice(begin, end) if order is None else order[begin:end])
-        begin = end
-
-
-def as_array(indices: range | Indices) -> Indices:
-    """Return indices as an array."""
-    if type(indices) is range:
-        return np.arange(indices.start, indices.stop, indices.step)
-    return indices
+            end = bisect.bisect_left(ascending, edge + size, first)
+            within = ascending[first:end] - edge
+        yield InChunk(position, within, slice(first, end) if order is None else order[first:end])
+        first = end
 
 
 def as_range(along: Indices) -> range | Indices:

@@ -57,22 +57,15 @@ class ShardPlan(NamedTuple):
     shape: tuple[int, ...]  # of the selection
     coordinates: tuple[Indices, ...]  # of the inner chunks, along each axis of their grid
     plans: list[RunPlan]  # for each inner chunk
-    out_selections_along: list[
-        list[Selector]
-    ]  # for each position, along each axis of the selection
-
-    @property
-    def out_selections(self) -> list[OutSelection]:
-        """What each inner chunk is of the selection."""
-        return list(itertools.product(*self.out_selections_along))
+    out_selections_along: list[list[Selector]]  # along each axis: at each position in the grid
 
     def inner_chunks(self, index: UInt64Array, shard_start: int, num_bytes: int) -> InnerChunks:
         """Return where the inner chunks are; see `_find_inner_chunks`."""
         present, starts, missing = _find_inner_chunks(self, index, shard_start, num_bytes)
-        out_selections, numbers = self.out_selections, present.tolist()
+        out_selections = list(itertools.product(*self.out_selections_along))
         placed = [
             PlacedRuns(self.plans[k], start, out_selections[k])
-            for k, start in zip(numbers, starts.tolist(), strict=True)
+            for k, start in zip(present.tolist(), starts.tolist(), strict=True)
         ]
         return InnerChunks(placed, [out_selections[k] for k in missing], starts)
 

@@ -71,17 +71,15 @@ def read_chunk(
     # Fetch and scatter.
     if planned.missing:
         chunk.fill(out, planned.missing)
-    num_reads, num_bytes, num_bytes_by_zarr = planned.fetched
-    fetcher = planned.fetcher(
-        descriptor, planned.layout, planned.out, checksum, num_reads, num_bytes
-    )
+    fetcher = planned.fetcher(descriptor, planned.layout, planned.out, checksum)
     for plan, start, out_selection in planned.placed:
         fetcher.read(plan, start, out_selection)
-    num_bytes = fetcher.num_bytes
+    num_reads, num_bytes, num_bytes_by_zarr = planned.fetched
+    num_bytes += fetcher.num_bytes
     if checksum is not None:
         checksum.verify(out.raise_if_cancelled)
         num_bytes += checksum.num_bytes_read
-    fetched = FetchCounts(fetcher.num_reads, num_bytes, num_bytes_by_zarr)
+    fetched = FetchCounts(num_reads + fetcher.num_reads, num_bytes, num_bytes_by_zarr)
     chunk.outcome = Outcome("present", fetched=fetched)
 
 
@@ -118,9 +116,9 @@ def _plan_shard(
     chunk: ChunkRead, shard: ShardLayout, extent: OpenExtent, out: Output, batch: FileBatch
 ) -> _ExtentRead:
     """Fetch the index of a shard, and plan what is read of its inner chunks."""
-    begin = time.perf_counter()
+    started = time.perf_counter()
     index, (num_reads, num_bytes, _) = batch.read_index(shard, extent)
-    seconds = time.perf_counter() - begin
+    seconds = time.perf_counter() - started
     batch.record_index(seconds)
     plan_with = partial(shard.plan_of, chunk.chunk_selection, out.drop_axes)
     inner_chunks = _plan_at_speed(plan_with, index, extent, batch, seconds)
