@@ -90,36 +90,36 @@ class RunPlan:
             self._take_index = tuple(take_index)
         return self._take_index
 
-    def starts(self, start: int = 0, runs: slice = slice(None)) -> Indices:
-        """Return the offset of each run, or of some, in bytes, if the chunk begins at `start`."""
-        numbers = range(self.num_runs)
+    def starts(self, chunk_start: int = 0, runs: slice = slice(None)) -> Indices:
+        """Return where runs start in the object, or some of them, given where the chunk does."""
+        numbers, hull_start = range(self.num_runs), chunk_start + self.first_run_offset
         if self.num_runs > CACHED_RUNS:
-            return self._make_offsets(numbers[runs]) + (self.first_run_offset + start)
+            return self._make_offsets(numbers[runs]) + hull_start
         if self._offsets is None:
             self._offsets = self._make_offsets(numbers)
-        return self._offsets[runs] + (self.first_run_offset + start)
+        return self._offsets[runs] + hull_start
 
     def _make_offsets(self, runs: range) -> Indices:
-        """Return the offset of some runs from the first one that is possible, in bytes."""
+        """Return how far runs are, in bytes, from one at index 0 along all axes that have runs."""
         numbers, offsets = np.arange(runs.start, runs.stop, runs.step), np.zeros(len(runs), np.intp)
         for axis in reversed(self.axes[: self.num_run_axes]):
             numbers, along = np.divmod(numbers, len(axis.indices))
             offsets += axis.offsets(along)
         return offsets
 
-    def blocks(self, start: int) -> Iterable[list[int]]:
-        """Return the offsets of the runs in blocks that take about `constants.BLOCK_BYTES` to read.
+    def blocks(self, chunk_start: int) -> Iterable[list[int]]:
+        """Return where the runs start, in blocks that take about `constants.BLOCK_BYTES` to read.
 
-        The chunk begins at `start`. A block has at least one run.
+        A block has at least one run.
         """
         if not self.num_run_axes:  # what follows takes 2 us
-            return [[self.first_run_offset + start]]
+            return [[chunk_start + self.first_run_offset]]
         num = max(constants.BLOCK_BYTES // max(self.run_bytes, constants.RUN_OVERHEAD_BYTES), 1)
         firsts = range(0, self.num_runs, num)
-        return (self.starts(start, slice(first, first + num)).tolist() for first in firsts)
+        return (self.starts(chunk_start, slice(first, first + num)).tolist() for first in firsts)
 
-    def probe_offsets(self, start: int) -> list[int]:
-        """Return where a few bytes of the runs are, far apart, if the chunk begins at `start`.
+    def probe_offsets(self, chunk_start: int) -> list[int]:
+        """Return where a few bytes of the runs are, far apart, given where the chunk starts.
 
         The last one comes first: after a read at the start of a file, Linux ignores some of what it
         is asked to prefetch over FUSE.
@@ -127,9 +127,9 @@ class RunPlan:
         num = constants.NUM_PROBES
         if self.num_runs > 1:
             runs = slice(None, None, -max(self.num_runs // num, 1))
-            offsets: list[int] = self.starts(start, runs)[:num].tolist()
+            offsets: list[int] = self.starts(chunk_start, runs)[:num].tolist()
             return offsets
-        first = self.first_run_offset + start
+        first = chunk_start + self.first_run_offset
         step = max(self.run_bytes // num, constants.PREFETCH_BYTES)
         return list(range(first + self.run_bytes - 1, first - 1, -step))
 
@@ -138,16 +138,16 @@ class PlacedRuns(NamedTuple):
     """What is read of a chunk, and where that belongs in the output."""
 
     plan: RunPlan
-    start: int  # the offset of the chunk in its object, in bytes
+    chunk_start: int  # the offset of the chunk in its object, in bytes
     out_selection: OutSelection
 
 
 def probe_offsets(placed: Sequence[tuple[RunPlan, int]]) -> list[int]:
-    """Return where a few bytes of plans are, far apart, given where each chunk begins."""
+    """Return where a few bytes of plans are, far apart, given where each chunk starts."""
     num = constants.NUM_PROBES
     probed = placed[:: -max(len(placed) // num, 1)][:num]
     max_offsets = num // max(len(probed), 1)
-    return [offset for plan, start in probed for offset in plan.probe_offsets(start)[:max_offsets]]
+    return [each for plan, start in probed for each in plan.probe_offsets(start)[:max_offsets]]
 
 
 def plan_of(
@@ -221,10 +221,10 @@ def _plan_hulls(
     There is a run for each index along these, whatever the gaps between them.
     """
     sizes, strides = [len(axis.indices) for axis in axes], [0] * len(axes)
-    start, run_bytes, needs_take = 0, item_size, False
+    first_run_offset, run_bytes, needs_take = 0, item_size, False
     for position in range(num_run_axes, len(axes)):  # a window over the hull
         axis, (low, high) = axes[position], bounds[position]
-        start += low * axis.stride
+        first_run_offset += low * axis.stride
         run_bytes += (high - low) * axis.stride
         if type(axis.indices) is range:
             strides[position] = axis.stride * axis.indices.step
@@ -249,7 +249,7 @@ def _plan_hulls(
         needs_take=needs_take,
         is_dense=not needs_take and num_bytes == math.prod(shape) * item_size,
         num_run_axes=num_run_axes,
-        first_run_offset=start,
+        first_run_offset=first_run_offset,
         bounds=bounds,
     )
 

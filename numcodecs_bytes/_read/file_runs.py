@@ -35,24 +35,24 @@ class RunFetcher:
     num_bytes: int = 0
     can_fill: bool = True  # whether the system can fill the output without waiting
 
-    def read(self, plan: RunPlan, start: int, out_selection: OutSelection) -> None:
-        """Fetch the runs of a plan, of a chunk that begins at `start`, and scatter them.
+    def read(self, plan: RunPlan, chunk_start: int, out_selection: OutSelection) -> None:
+        """Fetch the runs of a plan, of a chunk that starts at `chunk_start`, and scatter them.
 
         Raises `LeftToZarr` if the file ends before the runs do.
         """
-        if not plan.num_runs or self._fill_directly(plan, start, out_selection):
+        if not plan.num_runs or self._fill_directly(plan, chunk_start, out_selection):
             return
         for of_selection, block in split(plan, self.layout.item_size):
             if block is plan:
-                self.read_through_buffer(plan, start, out_selection)
+                self.read_buffered(plan, chunk_start, out_selection)
                 return
             of_block = out_selection_within(out_selection, of_selection)
-            if not self._fill_directly(block, start, of_block):  # it may be contiguous there
-                self.read_through_buffer(block, start, of_block)
+            if not self._fill_directly(block, chunk_start, of_block):  # it may be contiguous there
+                self.read_buffered(block, chunk_start, of_block)
 
-    def read_through_buffer(self, plan: RunPlan, start: int, out_selection: OutSelection) -> None:
+    def read_buffered(self, plan: RunPlan, chunk_start: int, out_selection: OutSelection) -> None:
         """Fetch runs, all at once, and scatter what is selected of them."""
-        starts, page_offset = plan.starts(start).tolist(), 0
+        starts, page_offset = plan.starts(chunk_start).tolist(), 0
         if slow_copies.slow_distances and plan.run_bytes >= slow_copies.MIN_SLOW_BYTES:
             page_offset = self._page_offset_of_buffer(starts[0], out_selection)
         buffer_of = partial(thread_buffer, page_offset=page_offset)
@@ -72,7 +72,7 @@ class RunFetcher:
             out_address = self.out.array[(*out_selection, ...)].ctypes.data
         return slow_copies.begin_between(first_start, out_address)
 
-    def _fill_directly(self, plan: RunPlan, start: int, out_selection: OutSelection) -> bool:
+    def _fill_directly(self, plan: RunPlan, chunk_start: int, out_selection: OutSelection) -> bool:
         """Fetch runs straight into the output; return False if that is impossible, or slow.
 
         `slow_copies` says where it is slow. All runs are as far from where they belong, modulo a
@@ -84,15 +84,15 @@ class RunFetcher:
         if out_view is None:
             return False
         if slow_copies.slow_distances and plan.run_bytes >= slow_copies.MIN_SLOW_BYTES:
-            first_start = next(iter(plan.blocks(start)))[0]
+            first_start = next(iter(plan.blocks(chunk_start)))[0]
             if slow_copies.is_slow(first_start, out_view.data, plan.run_bytes):
                 return False
-        return self.fill(plan, start, out_view.data)
+        return self.fill(plan, chunk_start, out_view.data)
 
-    def fill(self, plan: RunPlan, start: int, out_view: memoryview) -> bool:
+    def fill(self, plan: RunPlan, chunk_start: int, out_view: memoryview) -> bool:
         """Fetch runs, end to end, into the output; return False if the system can't do it."""
         run_bytes, first = plan.run_bytes, 0
-        for starts in plan.blocks(start):
+        for starts in plan.blocks(chunk_start):
             end = first + len(starts) * run_bytes
             view = out_view[first:end]
             if run_bytes < files.MIN_READINTO_BYTES:
@@ -164,25 +164,25 @@ class PrefetchingFetcher(RunFetcher):
 
     __slots__ = ()
 
-    def fill(self, plan: RunPlan, start: int, out_view: memoryview) -> bool:
+    def fill(self, plan: RunPlan, chunk_start: int, out_view: memoryview) -> bool:
         """Prefetch runs, and fetch them into the output."""
-        self._prefetch(plan, start)
-        return super().fill(plan, start, out_view)
+        self._prefetch(plan, chunk_start)
+        return super().fill(plan, chunk_start, out_view)
 
-    def read_through_buffer(self, plan: RunPlan, start: int, out_selection: OutSelection) -> None:
+    def read_buffered(self, plan: RunPlan, chunk_start: int, out_selection: OutSelection) -> None:
         """Prefetch runs, fetch them, all at once, and scatter what is selected of them."""
-        self._prefetch(plan, start)
-        super().read_through_buffer(plan, start, out_selection)
+        self._prefetch(plan, chunk_start)
+        super().read_buffered(plan, chunk_start, out_selection)
 
-    def _prefetch(self, plan: RunPlan, start: int) -> None:
+    def _prefetch(self, plan: RunPlan, chunk_start: int) -> None:
         """Prefetch the runs of a plan, unless they are read at once anyway."""
         if plan.num_runs > 1 or plan.run_bytes > constants.PREFETCH_BYTES:
-            files.prefetch(self.descriptor, runs_of(plan, start))
+            files.prefetch(self.descriptor, runs_of(plan, chunk_start))
 
 
-def runs_of(plan: RunPlan, start: int) -> Iterable[tuple[int, int]]:
+def runs_of(plan: RunPlan, chunk_start: int) -> Iterable[tuple[int, int]]:
     """Return the start in a file and the length of each run: there may be millions."""
-    return ((first, plan.run_bytes) for starts in plan.blocks(start) for first in starts)
+    return ((first, plan.run_bytes) for starts in plan.blocks(chunk_start) for first in starts)
 
 
 def thread_buffer(num_bytes: int, page_offset: int = 0) -> memoryview:

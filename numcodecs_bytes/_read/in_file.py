@@ -168,7 +168,7 @@ def _plan_at_speed(
 def _inner_chunks(plan: AnyShardPlan, index: UInt64Array, extent: OpenExtent) -> InnerChunks:
     """Return where the selected inner chunks are, in the order of the file."""
     inner_chunks = plan.inner_chunks(index, extent.start, extent.num_bytes)
-    inner_chunks.present.sort(key=operator.attrgetter("start"))
+    inner_chunks.present.sort(key=operator.attrgetter("chunk_start"))
     return inner_chunks
 
 

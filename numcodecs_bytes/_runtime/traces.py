@@ -239,8 +239,8 @@ def _table(rows: dict[str, Totals]) -> Iterator[str]:
     if not columns:
         return
     # Long names lose their beginning: paths differ at the end.
-    longest = _NUM_CHARACTERS - sum([2 + len(head) for head, *_ in columns])
-    names = [n if len(n) <= longest else f"...{n[3 - longest :]}" for n in ("array", *rows)]
+    max_width = _NUM_CHARACTERS - sum([2 + len(head) for head, *_ in columns])
+    names = [n if len(n) <= max_width else f"...{n[3 - max_width :]}" for n in ("array", *rows)]
     width = max(map(len, names))
     for name, *cells in zip(names, *columns, strict=True):
         yield "  ".join([name.ljust(width), *cells])
