@@ -142,12 +142,12 @@ class PlacedRuns(NamedTuple):
     out_selection: OutSelection
 
 
-def probe_offsets(placed: Sequence[tuple[RunPlan, int]]) -> list[int]:
-    """Return where a few bytes of plans are, far apart, given where each chunk starts."""
+def probe_offsets(placed: Sequence[PlacedRuns]) -> list[int]:
+    """Return where a few bytes of several chunks are, far apart."""
     num = constants.NUM_PROBES
     probed = placed[:: -max(len(placed) // num, 1)][:num]
     max_offsets = num // max(len(probed), 1)
-    return [each for plan, start in probed for each in plan.probe_offsets(start)[:max_offsets]]
+    return [each for plan, start, _ in probed for each in plan.probe_offsets(start)[:max_offsets]]
 
 
 def plan_of(

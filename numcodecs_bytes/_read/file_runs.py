@@ -63,7 +63,8 @@ class RunFetcher:
             self.out.raise_if_cancelled()
             scatter(raw, plan, self.layout, self.out.array, out_selection)
         give_back(raw)
-        self._count(plan)
+        self.num_reads += plan.num_runs
+        self.num_bytes += plan.num_bytes
 
     def _page_offset_of_buffer(self, first_start: int, out_selection: OutSelection) -> int:
         """Return where in a page a buffer begins to which, and from which, a copy is fast."""
@@ -105,7 +106,8 @@ class RunFetcher:
             if self.checksum is not None and len(starts) == 1:
                 self.checksum.add(starts[0], view)
             first = end
-        self._count(plan)
+        self.num_reads += plan.num_runs
+        self.num_bytes += plan.num_bytes
         return True
 
     def _fill_by_copies(self, starts: Sequence[int], run_bytes: int, view: memoryview) -> None:
@@ -153,10 +155,6 @@ class RunFetcher:
                     view[:num_bytes] = buffer
                 give_back(buffer)
             view, start = view[num_bytes:], start + num_bytes
-
-    def _count(self, plan: RunPlan) -> None:
-        self.num_reads += plan.num_runs
-        self.num_bytes += plan.num_bytes
 
 
 class PrefetchingFetcher(RunFetcher):

@@ -167,9 +167,8 @@ def record(
     byte_getter: object, num_axes: int, counts: Counts, *, has_v2_keys: bool, is_seen: bool = True
 ) -> None:
     """Add to the counts of the array of a chunk, given its byte getter or setter."""
-    record_array(
-        name_of_array(byte_getter, num_axes, has_v2_keys=has_v2_keys), counts, is_seen=is_seen
-    )
+    name = name_of_array(byte_getter, num_axes, has_v2_keys=has_v2_keys)
+    record_array(name, counts, is_seen=is_seen)
 
 
 def record_array(name: ArrayName, counts: Counts, *, is_seen: bool = True) -> None:
