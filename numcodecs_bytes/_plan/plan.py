@@ -285,15 +285,11 @@ def split(plan: RunPlan, item_size: int) -> Iterator[tuple[OutSelection, RunPlan
         yield (slice(None),) * len(plan.window_shape), plan
         return
     cuts, max_gap = _cut_first_axes(plan, max_bytes), plan.max_gap
-    are_parts_of_runs = len(cuts) > plan.num_run_axes
+    are_parts_of_runs = len(cuts) > plan.num_run_axes  # in which indices may be far apart
     for out_selection, axes in _select(plan, cuts):
-        if are_parts_of_runs:  # in which indices may be far apart
-            block = plan_axes(axes, item_size, max_gap)
-            if block.memory_bytes <= max_bytes:
-                yield out_selection, block
-                continue
-            # Many short runs take more than their hull.
-        block = _plan_hulls(axes, _bounds_of(axes), item_size, max_gap, plan.num_run_axes)
+        block = plan_axes(axes, item_size, max_gap) if are_parts_of_runs else None
+        if block is None or block.memory_bytes > max_bytes:  # short runs take more than their hull
+            block = _plan_hulls(axes, _bounds_of(axes), item_size, max_gap, plan.num_run_axes)
         yield out_selection, block
 
 

@@ -104,8 +104,8 @@ def axes_of(
     if any([isinstance(array, np.ma.MaskedArray) for array in arrays]):
         raise _unknown(selection)
     # zarr passes an array for every axis, the k-th is that of axis k; or for one axis only.
-    is_mesh = [a.ndim == len(shape) and a.size == a.shape[k] for k, a in enumerate(arrays)]
-    if len(arrays) > 1 and not all(is_mesh):
+    fit_mesh = [a.ndim == len(shape) and a.size == a.shape[k] for k, a in enumerate(arrays)]
+    if len(arrays) > 1 and not all(fit_mesh):
         if len(arrays) < len(shape):
             raise _unknown(selection)
         return (_points(arrays, geometry),)

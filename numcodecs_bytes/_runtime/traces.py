@@ -27,7 +27,7 @@ _COLUMNS = {
 _NUM_CHARACTERS = 100  # the largest width of the table
 
 
-def _nothing() -> Totals:
+def _zero_totals() -> Totals:
     numbers = dict.fromkeys((*_COLUMNS, "chunks_missing", "chunks_in_place"), 0)
     return numbers | {"why_whole": {}, "why_not_in_place": {}, "why_not_direct": {}}
 
@@ -98,11 +98,11 @@ class Trace:
         "not_seen" holds the number of chunks that zarr read itself, by reason, and
         "arrays_not_seen" the same for each array.
         """
-        arrays, total = dict[str, Totals](), _nothing()
+        arrays, total = dict[str, Totals](), _zero_totals()
         not_seen, arrays_not_seen = Totals(), dict[str, Totals]()
         for (_, _, name, is_seen), counts in self._counts.copy().items():
             if is_seen:
-                _add_up(arrays.setdefault(str(name), _nothing()), counts)
+                _add_up(arrays.setdefault(str(name), _zero_totals()), counts)
                 _add_up(total, counts)
             else:
                 _add_up(arrays_not_seen.setdefault(str(name), {}), counts)
