@@ -228,8 +228,9 @@ def are_swapped_alike(dtype: AnyDType, other: AnyDType) -> bool:
         unit = swap_unit(byteswap_dtype(dtype)) if has_byte_order(dtype) else None
         return 1 if unit is None else unit.itemsize
 
-    is_plain = dtype.names is None and other.names is None
-    return is_plain and dtype.itemsize == other.itemsize and unit_bytes(dtype) == unit_bytes(other)
+    if dtype.names is not None or other.names is not None or dtype.itemsize != other.itemsize:
+        return False
+    return unit_bytes(dtype) == unit_bytes(other)
 
 
 @functools.lru_cache(maxsize=256)

@@ -48,14 +48,14 @@ def _is_handler(frame: FrameType) -> bool:
 
 def raise_interrupt(error: BaseException | None) -> None:
     """Raise an error, or its cause, again if it is an interrupt, whatever code was called."""
-    found = interrupt_of(error)
-    if found is None:
+    interrupt = interrupt_of(error)
+    if interrupt is None:
         return
-    context = found.__context__
+    context = interrupt.__context__
     try:
-        raise found
+        raise interrupt
     finally:
-        found.__context__ = context  # not what it was taken for
+        interrupt.__context__ = context  # not what it was taken for
 
 
 def is_of_caller(error: Exception) -> bool:

@@ -12,7 +12,7 @@ measure one again, change it here, and time a selection of an array of that size
 # long in memory. With a limit of 4 KiB, cold columns took up to 1.5 times as long as zarr alone.
 GAP_BYTES = 1 << 13
 
-# What is not read straight into the output passes through memory of this size, which stays in the
+# What is not read straight into the output passes through a buffer of this size, which stays in the
 # CPU cache. A byte-swapped crop took 10.1 ms with 64 KiB, 6.3 with 256 KiB, 5.4 with 1 MiB and 5.0
 # with 4 MiB. On two threads, each block costs 50 us more: 16 chunks of 2 MiB, rows of 4 KiB, took
 # 9.2 ms with 1 MiB and 7.3 with 2 MiB (zarr's fused pipeline 7.6), swapped 11.0 and 8.7.

@@ -45,11 +45,7 @@ def is_within(out_selection: OutSelection, shape: tuple[int, ...]) -> bool:
 
 
 def out_selection_of(selector: Any) -> OutSelection:
-    """Return what zarr selects of the output, with slices instead of arrays made of them.
-
-    NumPy takes much longer to assign to arrays along each axis. For short ones, this takes as long
-    as it saves.
-    """
+    """Return what zarr selects of the output, with slices instead of long arrays made of them."""
     out_selection = selector if isinstance(selector, tuple) else (selector,)
     num = len(out_selection)
     is_mesh = num > 1 and all([type(i) is np.ndarray and i.ndim == num for i in out_selection])

@@ -10,9 +10,8 @@ from numcodecs_bytes._core.interrupts import raise_if_of_caller, raise_interrupt
 class LeftToZarr(Exception):  # noqa: N818 # not an error
     """A chunk is left to zarr, which reads or writes all of it; the message says why.
 
-    Raised by anything that can't deal with a chunk: a store, a selection, a file, the index of a
-    shard, a request, a lock. `leave` makes it the outcome of the chunk. The message is for people
-    only, and the same for all chunks of an array; what is decided by the reason has a class.
+    `leave_to_zarr` makes it the outcome of the chunk. The message is for people only, and the same
+    for all chunks of an array; what is decided by the reason has a class.
     """
 
     def without_frames(self) -> Self:

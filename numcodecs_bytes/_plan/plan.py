@@ -25,7 +25,6 @@ from numcodecs_bytes._plan.selection import (
     Axis,
     Indices,
     Selector,
-    as_array,
     axes_of,
     key_of,
     selection_of,
@@ -67,7 +66,7 @@ class RunPlan:
     _take_index: OutSelection | None = None
 
     @property
-    def extent_bytes(self) -> int:
+    def span_bytes(self) -> int:
         """The length from the start of the first run to the end of the last one, in bytes."""
         if not self.num_runs:
             return 0
@@ -83,44 +82,44 @@ class RunPlan:
     def take_index(self) -> OutSelection:
         """What to select along each axis of the window: ``slice(None)``, or a 1-D array."""
         if self._take_index is None:  # made here, because a plan that is split never needs it
-            index: list[Selector] = [slice(None)] * len(self.window_shape)
+            take_index: list[Selector] = [slice(None)] * len(self.window_shape)
             for position in range(self.num_run_axes, len(self.axes)):
                 axis, (low, _) = self.axes[position], self.bounds[position]
                 if axis.selection_axis is not None and type(axis.indices) is not range:
-                    index[axis.selection_axis] = axis.indices - low if low else axis.indices
-            self._take_index = tuple(index)
+                    take_index[axis.selection_axis] = axis.indices - low if low else axis.indices
+            self._take_index = tuple(take_index)
         return self._take_index
 
-    def starts(self, start: int = 0, runs: slice = slice(None)) -> Indices:
-        """Return the offset of each run, or of some, in bytes, if the chunk begins at `start`."""
-        numbers = range(self.num_runs)
+    def starts(self, chunk_start: int = 0, runs: slice = slice(None)) -> Indices:
+        """Return where runs start in the object, or some of them, given where the chunk does."""
+        numbers, hull_start = range(self.num_runs), chunk_start + self.first_run_offset
         if self.num_runs > CACHED_RUNS:
-            return self._make_offsets(numbers[runs]) + (self.first_run_offset + start)
+            return self._make_offsets(numbers[runs]) + hull_start
         if self._offsets is None:
             self._offsets = self._make_offsets(numbers)
-        return self._offsets[runs] + (self.first_run_offset + start)
+        return self._offsets[runs] + hull_start
 
     def _make_offsets(self, runs: range) -> Indices:
-        """Return the offset of some runs from the first one that is possible, in bytes."""
-        numbers, offsets = as_array(runs), np.zeros(len(runs), np.intp)
+        """Return how far runs are, in bytes, from one at index 0 along all axes that have runs."""
+        numbers, offsets = np.arange(runs.start, runs.stop, runs.step), np.zeros(len(runs), np.intp)
         for axis in reversed(self.axes[: self.num_run_axes]):
             numbers, along = np.divmod(numbers, len(axis.indices))
             offsets += axis.offsets(along)
         return offsets
 
-    def blocks(self, start: int) -> Iterable[list[int]]:
-        """Return the offsets of the runs in blocks that take about `constants.BLOCK_BYTES` to read.
+    def blocks(self, chunk_start: int) -> Iterable[list[int]]:
+        """Return where the runs start, in blocks that take about `constants.BLOCK_BYTES` to read.
 
-        The chunk begins at `start`. A block has at least one run.
+        A block has at least one run.
         """
         if not self.num_run_axes:  # what follows takes 2 us
-            return [[self.first_run_offset + start]]
+            return [[chunk_start + self.first_run_offset]]
         num = max(constants.BLOCK_BYTES // max(self.run_bytes, constants.RUN_OVERHEAD_BYTES), 1)
         firsts = range(0, self.num_runs, num)
-        return (self.starts(start, slice(first, first + num)).tolist() for first in firsts)
+        return (self.starts(chunk_start, slice(first, first + num)).tolist() for first in firsts)
 
-    def probe_offsets(self, start: int) -> list[int]:
-        """Return where a few bytes of the runs are, far apart, if the chunk begins at `start`.
+    def probe_offsets(self, chunk_start: int) -> list[int]:
+        """Return where a few bytes of the runs are, far apart, given where the chunk starts.
 
         The last one comes first: after a read at the start of a file, Linux ignores some of what it
         is asked to prefetch over FUSE.
@@ -128,9 +127,9 @@ class RunPlan:
         num = constants.NUM_PROBES
         if self.num_runs > 1:
             runs = slice(None, None, -max(self.num_runs // num, 1))
-            offsets: list[int] = self.starts(start, runs)[:num].tolist()
+            offsets: list[int] = self.starts(chunk_start, runs)[:num].tolist()
             return offsets
-        first = self.first_run_offset + start
+        first = chunk_start + self.first_run_offset
         step = max(self.run_bytes // num, constants.PREFETCH_BYTES)
         return list(range(first + self.run_bytes - 1, first - 1, -step))
 
@@ -139,16 +138,16 @@ class PlacedRuns(NamedTuple):
     """What is read of a chunk, and where that belongs in the output."""
 
     plan: RunPlan
-    start: int  # the offset of the chunk in its object, in bytes
+    chunk_start: int  # the offset of the chunk in its object, in bytes
     out_selection: OutSelection
 
 
-def probe_offsets(placed: Sequence[tuple[RunPlan, int]]) -> list[int]:
-    """Return where a few bytes of plans are, far apart, given where each chunk begins."""
+def probe_offsets(placed: Sequence[PlacedRuns]) -> list[int]:
+    """Return where a few bytes of several chunks are, far apart."""
     num = constants.NUM_PROBES
     probed = placed[:: -max(len(placed) // num, 1)][:num]
     max_offsets = num // max(len(probed), 1)
-    return [offset for plan, start in probed for offset in plan.probe_offsets(start)[:max_offsets]]
+    return [each for plan, start, _ in probed for each in plan.probe_offsets(start)[:max_offsets]]
 
 
 def plan_of(
@@ -189,22 +188,15 @@ def plan_axes(axes: tuple[Axis, ...], item_size: int, max_gap: int | None = None
     """
     max_gap = constants.GAP_BYTES if max_gap is None else max_gap
     if 0 in [len(axis.indices) for axis in axes]:
-        shape = shape_of(axes)
+        shape = selection_shape(axes)
         return RunPlan(axes, _stored_axes(axes), max_gap, shape, window_strides=(0,) * len(shape))
-    bounds = tuple([axis.bounds for axis in axes])
+    bounds = _bounds_of(axes)
     num_run_axes = _num_run_axes(axes, bounds, item_size, max_gap)
     return _plan_hulls(axes, bounds, item_size, max_gap, num_run_axes)
 
 
-def plan_run_axes(
-    axes: tuple[Axis, ...], item_size: int, max_gap: int, num_run_axes: int
-) -> RunPlan:
-    """Return the plan for at least one index along each axis, as `plan_axes` does.
-
-    The first `num_run_axes` axes have a run for each index, whatever the gaps between them.
-    """
-    bounds = tuple([axis.bounds for axis in axes])
-    return _plan_hulls(axes, bounds, item_size, max_gap, num_run_axes)
+def _bounds_of(axes: tuple[Axis, ...]) -> Bounds:
+    return tuple([axis.bounds for axis in axes])
 
 
 def _num_run_axes(axes: tuple[Axis, ...], bounds: Bounds, item_size: int, max_gap: int) -> int:
@@ -224,12 +216,15 @@ def _num_run_axes(axes: tuple[Axis, ...], bounds: Bounds, item_size: int, max_ga
 def _plan_hulls(
     axes: tuple[Axis, ...], bounds: Bounds, item_size: int, max_gap: int, num_run_axes: int
 ) -> RunPlan:
-    """Return the plan whose runs are the hulls along all axes but the first `num_run_axes`."""
+    """Return the plan whose runs are the hulls along all axes but the first `num_run_axes`.
+
+    There is a run for each index along these, whatever the gaps between them.
+    """
     sizes, strides = [len(axis.indices) for axis in axes], [0] * len(axes)
-    start, run_bytes, needs_take = 0, item_size, False
+    first_run_offset, run_bytes, needs_take = 0, item_size, False
     for position in range(num_run_axes, len(axes)):  # a window over the hull
         axis, (low, high) = axes[position], bounds[position]
-        start += low * axis.stride
+        first_run_offset += low * axis.stride
         run_bytes += (high - low) * axis.stride
         if type(axis.indices) is range:
             strides[position] = axis.stride * axis.indices.step
@@ -254,7 +249,7 @@ def _plan_hulls(
         needs_take=needs_take,
         is_dense=not needs_take and num_bytes == math.prod(shape) * item_size,
         num_run_axes=num_run_axes,
-        first_run_offset=start,
+        first_run_offset=first_run_offset,
         bounds=bounds,
     )
 
@@ -263,8 +258,8 @@ def _stored_axes(axes: tuple[Axis, ...]) -> tuple[int, ...]:
     return tuple([axis.selection_axis for axis in axes if axis.selection_axis is not None])
 
 
-def shape_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
-    """Return the shape of a selection."""
+def selection_shape(axes: tuple[Axis, ...]) -> tuple[int, ...]:
+    """Return the shape of what is selected along each axis."""
     return _in_order_of_selection(axes, [len(axis.indices) for axis in axes])
 
 
@@ -289,15 +284,12 @@ def split(plan: RunPlan, item_size: int) -> Iterator[tuple[OutSelection, RunPlan
     if plan.memory_bytes <= max_bytes:
         yield (slice(None),) * len(plan.window_shape), plan
         return
-    cuts = _cut_first_axes(plan, max_bytes)
-    if len(cuts) <= plan.num_run_axes:
-        for out_selection, axes in _select(plan, cuts):
-            yield out_selection, plan_run_axes(axes, item_size, plan.max_gap, plan.num_run_axes)
-        return
-    for out_selection, axes in _select(plan, cuts):  # each is part of a run
-        block = plan_axes(axes, item_size, plan.max_gap)  # there, indices may be far apart
-        if block.memory_bytes > max_bytes:  # many short runs, which take more than their hull
-            block = plan_run_axes(axes, item_size, plan.max_gap, plan.num_run_axes)
+    cuts, max_gap = _cut_first_axes(plan, max_bytes), plan.max_gap
+    are_parts_of_runs = len(cuts) > plan.num_run_axes  # in which indices may be far apart
+    for out_selection, axes in _select(plan, cuts):
+        block = plan_axes(axes, item_size, max_gap) if are_parts_of_runs else None
+        if block is None or block.memory_bytes > max_bytes:  # short runs take more than their hull
+            block = _plan_hulls(axes, _bounds_of(axes), item_size, max_gap, plan.num_run_axes)
         yield out_selection, block
 
 

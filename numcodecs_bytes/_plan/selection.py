@@ -104,8 +104,8 @@ def axes_of(
     if any([isinstance(array, np.ma.MaskedArray) for array in arrays]):
         raise _unknown(selection)
     # zarr passes an array for every axis, the k-th is that of axis k; or for one axis only.
-    is_mesh = [a.ndim == len(shape) and a.size == a.shape[k] for k, a in enumerate(arrays)]
-    if len(arrays) > 1 and not all(is_mesh):
+    fit_mesh = [a.ndim == len(shape) and a.size == a.shape[k] for k, a in enumerate(arrays)]
+    if len(arrays) > 1 and not all(fit_mesh):
         if len(arrays) < len(shape):
             raise _unknown(selection)
         return (_points(arrays, geometry),)
@@ -166,33 +166,26 @@ class InChunk(NamedTuple):
 
 def cut_at_chunks(indices: range | Indices, size: int) -> Iterator[InChunk]:
     """Cut indices along an axis, a range or an array in any order, at the edges of chunks."""
-    order, ascending, begin = None, indices, 0
+    order, ascending, first = None, indices, 0
     if type(ascending) is not range:
         chunks = ascending // size
         if not (chunks[1:] >= chunks[:-1]).all():
             order = np.argsort(chunks, kind="stable")
             ascending = ascending[order]
-    while begin < len(ascending):
-        position = int(ascending[begin]) // size
+    while first < len(ascending):
+        position = int(ascending[first]) // size
         edge = position * size
         within: range | Indices
         if type(ascending) is range:
             end_within = min(ascending.stop - edge, size)
-            within = range(ascending[begin] - edge, end_within, ascending.step)
-            end = begin + len(within)
+            within = range(ascending[first] - edge, end_within, ascending.step)
+            end = first + len(within)
         else:
             # Sorted by chunk is sorted well enough to find its end.
-            end = bisect.bisect_left(ascending, edge + size, begin)
-            within = ascending[begin:end] - edge
-        yield InChunk(position, within, slice(begin, end) if order is None else order[begin:end])
-        begin = end
-
-
-def as_array(indices: range | Indices) -> Indices:
-    """Return indices as an array."""
-    if type(indices) is range:
-        return np.arange(indices.start, indices.stop, indices.step)
-    return indices
+            end = bisect.bisect_left(ascending, edge + size, first)
+            within = ascending[first:end] - edge
+        yield InChunk(position, within, slice(first, end) if order is None else order[first:end])
+        first = end
 
 
 def as_range(along: Indices) -> range | Indices:

@@ -8,7 +8,7 @@ anything is wrong with a shard, it is left to zarr, which raises the error or re
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +19,11 @@ from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Geometry, Layout
 from numcodecs_bytes._plan.out_selections import OutSelection
 from numcodecs_bytes._plan.outcome import LeftToZarr, ZarrFails
-from numcodecs_bytes._plan.plan import PlacedRuns, RunPlan, plan_axes
+from numcodecs_bytes._plan.plan import PlacedRuns, RunPlan, plan_axes, selection_shape
 from numcodecs_bytes._plan.selection import (
     SLICES_HAVE_HASHES,
     Axis,
+    InChunk,
     Indices,
     Selector,
     axes_of,
@@ -57,22 +58,15 @@ class ShardPlan(NamedTuple):
     shape: tuple[int, ...]  # of the selection
     coordinates: tuple[Indices, ...]  # of the inner chunks, along each axis of their grid
     plans: list[RunPlan]  # for each inner chunk
-    out_selections_along: list[
-        list[Selector]
-    ]  # for each position, along each axis of the selection
-
-    @property
-    def out_selections(self) -> list[OutSelection]:
-        """What each inner chunk is of the selection."""
-        return list(itertools.product(*self.out_selections_along))
+    out_selections_along: list[list[Selector]]  # along each axis: at each position in the grid
 
     def inner_chunks(self, index: UInt64Array, shard_start: int, num_bytes: int) -> InnerChunks:
         """Return where the inner chunks are; see `_find_inner_chunks`."""
         present, starts, missing = _find_inner_chunks(self, index, shard_start, num_bytes)
-        out_selections, numbers = self.out_selections, present.tolist()
+        out_selections = list(itertools.product(*self.out_selections_along))
         placed = [
             PlacedRuns(self.plans[k], start, out_selections[k])
-            for k, start in zip(numbers, starts.tolist(), strict=True)
+            for k, start in zip(present.tolist(), starts.tolist(), strict=True)
         ]
         return InnerChunks(placed, [out_selections[k] for k in missing], starts)
 
@@ -110,8 +104,7 @@ def _find_inner_chunks(
     starts, lengths, length = entries[:, 0], entries[:, 1], plan.inner.num_bytes
     is_missing = (starts == MISSING) & (lengths == MISSING)
     # They are unsigned: nothing may become negative.
-    is_wrong = (lengths != length) | (starts > max(num_bytes - length, 0))
-    is_wrong |= num_bytes < length
+    is_wrong = (lengths != length) | (starts > max(num_bytes - length, 0)) | (num_bytes < length)
     if (is_wrong & ~is_missing).any():
         raise LeftToZarr("the index has an inner chunk of a wrong length, or beyond the shard")
     present = np.flatnonzero(~is_missing)
@@ -190,27 +183,43 @@ def _plan(
     axes = axes_of(selection, shard, drop_axes)
     if len(axes) < len(shard.shape):  # points are a single axis
         return _plan_points(selection, inner, max_gap)
-    cuts = [
-        list(_grid_slices(axis._replace(stride=stride), size))
-        for axis, stride, size in zip(axes, inner.strides, inner.shape, strict=True)
+    cuts_along = [
+        list(cut_at_chunks(axis.indices, size))
+        for axis, size in zip(axes, inner.shape, strict=True)
+    ]
+    inner_axes = [
+        _inner_axes(axis._replace(stride=stride), cuts)
+        for axis, stride, cuts in zip(axes, inner.strides, cuts_along, strict=True)
     ]
     plans_by_axes: dict[tuple[int, ...], RunPlan] = {}  # many inner chunks have the same plan
     plans = []
-    for cut in itertools.product(*cuts):
-        key = tuple([id(along.axis) for along in cut])  # equal axes are one object
+    for of_chunk in itertools.product(*inner_axes):
+        key = tuple(map(id, of_chunk))  # equal axes are one object
         if key not in plans_by_axes:
-            in_stored_order = tuple([cut[axis].axis for axis in inner.axis_order])
+            in_stored_order = tuple([of_chunk[axis] for axis in inner.axis_order])
             plans_by_axes[key] = plan_axes(in_stored_order, inner.item_size, max_gap)
         plans.append(plans_by_axes[key])
-    selected = [axis.selection_axis is not None for axis in axes]
-    out_selections_along = [[along.out_selection for along in cut] for cut in cuts]
     return ShardPlan(
         inner,
-        shape=tuple([len(axis.indices) for axis in itertools.compress(axes, selected)]),
-        coordinates=np.ix_(*[[along.position for along in cut] for cut in cuts]),
+        shape=selection_shape(axes),
+        coordinates=np.ix_(*[[cut.position for cut in cuts] for cuts in cuts_along]),
         plans=plans,
-        out_selections_along=list(itertools.compress(out_selections_along, selected)),
+        out_selections_along=[
+            [cut.out_selection for cut in cuts]
+            for axis, cuts in zip(axes, cuts_along, strict=True)
+            if axis.selection_axis is not None
+        ],
     )
+
+
+def _inner_axes(axis: Axis, cuts: list[InChunk]) -> list[Axis]:
+    """Return what is selected of each inner chunk along an axis: one object for equal ranges."""
+    by_range: dict[range, Axis] = {}
+    inner_axes = []
+    for _, indices, _ in cuts:
+        inner = axis._replace(indices=indices)
+        inner_axes.append(by_range.setdefault(indices, inner) if type(indices) is range else inner)
+    return inner_axes
 
 
 def _plan_points(selection: Any, inner: Geometry, max_gap: int) -> ShardPointsPlan:
@@ -224,21 +233,3 @@ def _plan_points(selection: Any, inner: Geometry, max_gap: int) -> ShardPointsPl
 
 AnyLayout = Layout | ShardLayout
 LayoutOf = Callable[[Any], AnyLayout]  # of zarr's specification of a chunk; may raise `LeftToZarr`
-
-
-class _GridSlice(NamedTuple):
-    """What is selected of the inner chunks at a position along an axis of their grid."""
-
-    position: int
-    axis: Axis  # the same object for ranges that are equal
-    out_selection: Selector  # what it is of the selection
-
-
-def _grid_slices(axis: Axis, size: int) -> Iterator[_GridSlice]:
-    """Cut what is selected along an axis of a shard at the edges of its inner chunks."""
-    by_range: dict[range, Axis] = {}
-    for position, indices, out_selection in cut_at_chunks(axis.indices, size):
-        inner = axis._replace(indices=indices)
-        if type(indices) is range:
-            inner = by_range.setdefault(indices, inner)
-        yield _GridSlice(position, inner, out_selection)

@@ -1,7 +1,6 @@
 """What the threads of a batch share while they read local files: their speed, and each other."""
 
 import os
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,13 +9,8 @@ from numcodecs_bytes._core.dtypes import UInt64Array
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr
 from numcodecs_bytes._plan.shards import ShardLayout
-from numcodecs_bytes._read.file_speed import (
-    FileSpeed,
-    WaitTotal,
-    helps_prefetching,
-    seconds_waited,
-)
-from numcodecs_bytes._runtime.workers import Workers
+from numcodecs_bytes._read.file_speed import FileSpeed, WaitTotal, helps_prefetching, seconds_waited
+from numcodecs_bytes._runtime.workers import CallerWorkers, PoolWorkers
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.files import OpenExtent
 from numcodecs_bytes._sources.shard_index import read_whole_index
@@ -35,7 +29,8 @@ class FileBatch:
     read_index: _ReadIndex = read_whole_index  # of a shard; or from a cache
     leaves_slow_files: bool = False  # to zarr
     waits: WaitTotal = field(default_factory=WaitTotal)
-    workers: Workers[Any] | None = None  # the threads, while they run, if several may
+    # The threads, while they run, if several may.
+    workers: PoolWorkers[Any] | CallerWorkers[Any] | None = None
     has_begun: bool = False  # to open the first file
     has_waited: bool = False  # until it was open
 
@@ -76,12 +71,14 @@ class FileBatch:
         has_helpers = workers is not None and workers.num_helpers > 0
         limit = self.speed.cached_read_limit(has_helpers=has_helpers)
         probes: list[float] = []
-        unread, seconds = deque(offsets), 0.0
-        while unread and not seconds:
-            probes.append(files.seconds_to_read(descriptor, unread.popleft()))
+        seconds = 0.0
+        for offset in offsets:
+            probes.append(files.seconds_to_read(descriptor, offset))
             seconds = seconds_waited(probes, limit, self.speed.last_slow_seconds)
+            if seconds:
+                break
         if seconds:
-            helps = self._does_prefetching_help(descriptor, list(unread), seconds)
+            helps = self._does_prefetching_help(descriptor, offsets[len(probes) :], seconds)
             if self.leaves_slow_files and not (are_prefetched and helps):
                 raise LeftToZarr("the file is slow")
             self.speed.record_slow(seconds, prefetching_helps=helps)

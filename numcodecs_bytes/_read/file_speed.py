@@ -99,17 +99,17 @@ class FileSpeed:
         self._num_until_probe = PROBE_EVERY_SLOW  # now: other threads need not probe
         return True
 
-    def bytes_worth_reading(self, seconds: float) -> int:
+    def bytes_worth_reading(self, seconds: float, *, prefetching_helps: bool = False) -> int:
         """Return how many bytes are worth reading instead of a request that takes so long."""
         if self._max_gap is not None:
             return self._max_gap
-        return GapPolicy.for_slow_file(seconds, prefetching_helps=False).max_gap
+        return GapPolicy.for_slow_file(seconds, prefetching_helps=prefetching_helps).max_gap
 
     def gap_to_prefetch(self, seconds: float) -> int | None:
         """Return the largest gap to prefetch in a file of which a read took so long."""
-        if self._max_gap is None and not self.verdict.is_slow:
-            return GapPolicy.for_slow_file(seconds, prefetching_helps=True).max_gap
-        return self.verdict.max_gap
+        if self.verdict.is_slow:
+            return self.verdict.max_gap
+        return self.bytes_worth_reading(seconds, prefetching_helps=True)
 
     def cached_read_limit(self, *, has_helpers: bool) -> float:
         """Return how many seconds a read may take that has not waited for the file.
@@ -124,9 +124,7 @@ class FileSpeed:
 
     def record_slow(self, seconds: float, *, prefetching_helps: bool) -> None:
         """Judge files to be slow: a read waits for so long."""
-        max_gap = self._max_gap
-        if max_gap is None:
-            max_gap = GapPolicy.for_slow_file(seconds, prefetching_helps=prefetching_helps).max_gap
+        max_gap = self.bytes_worth_reading(seconds, prefetching_helps=prefetching_helps)
         self.verdict = SpeedVerdict(max_gap, is_slow=True, prefetching_helps=prefetching_helps)
         self.last_slow_seconds, self._num_until_probe = seconds, PROBE_EVERY_SLOW
 

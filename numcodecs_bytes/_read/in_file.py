@@ -15,7 +15,7 @@ from typing import NamedTuple
 from numcodecs_bytes._core.dtypes import UInt64Array
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.out_selections import OutSelection, out_selection_within
+from numcodecs_bytes._plan.out_selections import OutSelection
 from numcodecs_bytes._plan.outcome import FetchCounts, Outcome
 from numcodecs_bytes._plan.plan import RunPlan, plan_of, probe_offsets
 from numcodecs_bytes._plan.shards import AnyShardPlan, InnerChunks, ShardLayout
@@ -27,6 +27,8 @@ from numcodecs_bytes._runtime import traces
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.files import Checksum, OpenExtent
 from numcodecs_bytes._sources.shard_index import read_whole_index
+
+_PlanWith = Callable[[int | None], AnyShardPlan]  # given the largest gap, in bytes
 
 
 class _ExtentRead(NamedTuple):
@@ -70,18 +72,16 @@ def read_chunk(
 
     # Fetch and scatter.
     if planned.missing:
-        chunk.fill(out, planned.missing)
-    num_reads, num_bytes, num_bytes_by_zarr = planned.fetched
-    fetcher = planned.fetcher(
-        descriptor, planned.layout, planned.out, checksum, num_reads, num_bytes
-    )
+        chunk.fill(planned.out, planned.missing)
+    fetcher = planned.fetcher(descriptor, planned.layout, planned.out, checksum)
     for plan, start, out_selection in planned.placed:
         fetcher.read(plan, start, out_selection)
-    num_bytes = fetcher.num_bytes
+    num_reads, num_bytes, num_bytes_by_zarr = planned.fetched
+    num_bytes += fetcher.num_bytes
     if checksum is not None:
         checksum.verify(out.raise_if_cancelled)
         num_bytes += checksum.num_bytes_read
-    fetched = FetchCounts(fetcher.num_reads, num_bytes, num_bytes_by_zarr)
+    fetched = FetchCounts(num_reads + fetcher.num_reads, num_bytes, num_bytes_by_zarr)
     chunk.outcome = Outcome("present", fetched=fetched)
 
 
@@ -118,14 +118,13 @@ def _plan_shard(
     chunk: ChunkRead, shard: ShardLayout, extent: OpenExtent, out: Output, batch: FileBatch
 ) -> _ExtentRead:
     """Fetch the index of a shard, and plan what is read of its inner chunks."""
-    begin = time.perf_counter()
+    started = time.perf_counter()
     index, (num_reads, num_bytes, _) = batch.read_index(shard, extent)
-    seconds = time.perf_counter() - begin
+    seconds = time.perf_counter() - started
     batch.record_index(seconds)
     plan_with = partial(shard.plan_of, chunk.chunk_selection, out.drop_axes)
     inner_chunks = _plan_at_speed(plan_with, index, extent, batch, seconds)
     view, to_view = view_of(out, chunk.out_selection)
-    missing = [out_selection_within(chunk.out_selection, each) for each in inner_chunks.missing]
     num_planned = sum([plan.num_bytes for plan, _, _ in inner_chunks.present])
     num_bytes_by_zarr = shard.num_bytes_by_zarr(inner_chunks) if traces.active else None
     return _ExtentRead(
@@ -133,17 +132,13 @@ def _plan_shard(
         ((plan, start, to_view(within)) for plan, start, within in inner_chunks.present),
         shard.index_bytes + num_planned,
         view,
-        missing=missing,
+        missing=list(map(to_view, inner_chunks.missing)),
         fetched=FetchCounts(num_reads, num_bytes, num_bytes_by_zarr),
     )
 
 
 def _plan_at_speed(
-    plan_with: Callable[[int | None], AnyShardPlan],  # the largest gap, in bytes
-    index: UInt64Array,
-    extent: OpenExtent,
-    batch: FileBatch,
-    seconds: float,
+    plan_with: _PlanWith, index: UInt64Array, extent: OpenExtent, batch: FileBatch, seconds: float
 ) -> InnerChunks:
     """Plan inner chunks; once more, with longer gaps, and prefetch them, if the file is slow.
 
@@ -155,9 +150,9 @@ def _plan_at_speed(
     are_prefetched = seconds > constants.CERTAIN_WAIT_SECONDS and len(inner_chunks.present) > 1
     if are_prefetched:
         _prefetch(inner_chunks, extent, speed.gap_to_prefetch(seconds))
-    placed = [(plan, start) for plan, start, _ in inner_chunks.present]
-    if speed.needs_probe(sum([plan.num_runs for plan, _ in placed])):
-        batch.probe(extent.descriptor, probe_offsets(placed), are_prefetched=are_prefetched)
+    if speed.needs_probe(sum([plan.num_runs for plan, _, _ in inner_chunks.present])):
+        offsets = probe_offsets(inner_chunks.present)
+        batch.probe(extent.descriptor, offsets, are_prefetched=are_prefetched)
     verdict = speed.verdict
     if not verdict.is_slow or (are_prefetched and verdict.prefetching_helps):
         return inner_chunks
@@ -170,7 +165,7 @@ def _plan_at_speed(
 def _inner_chunks(plan: AnyShardPlan, index: UInt64Array, extent: OpenExtent) -> InnerChunks:
     """Return where the selected inner chunks are, in the order of the file."""
     inner_chunks = plan.inner_chunks(index, extent.start, extent.num_bytes)
-    inner_chunks.present.sort(key=operator.attrgetter("start"))
+    inner_chunks.present.sort(key=operator.attrgetter("chunk_start"))
     return inner_chunks
 
 

@@ -166,9 +166,7 @@ def _pays(
     A request costs as much as a gap that is worth reading over.
     """
     max_gap = policy.max_gap
-    cost = sum(
-        [min(plan.extent_bytes, plan.num_runs * (plan.run_bytes + max_gap)) for plan in plans]
-    )
+    cost = sum([min(plan.span_bytes, plan.num_runs * (plan.run_bytes + max_gap)) for plan in plans])
     if num_bytes - cost > policy.min_saved_bytes:
         return True
     return remote_object.splits(num_bytes, policy.for_ranges(num_bytes))

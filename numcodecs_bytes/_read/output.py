@@ -104,8 +104,8 @@ def scatter(
     if plan.needs_take:
         window = window[mesh(plan.take_index, plan.window_shape)]
     elements = decoded_elements(window, layout)
-    if are_slices(out_selection) and (target := out[(*out_selection, ...)]).shape == elements.shape:
-        copy_elements(target, elements)
+    if are_slices(out_selection) and (view := out[(*out_selection, ...)]).shape == elements.shape:
+        copy_elements(view, elements)
     else:
         out[out_selection] = elements
 
@@ -138,11 +138,11 @@ def view_of(
     return out, partial(out_selection_within, outer)
 
 
-def direct_target(
+def direct_view(
     out: Array, out_selection: OutSelection, plan: RunPlan, layout: Layout
 ) -> UInt8Array | None:
-    """Return a selection of the output, as bytes, if it holds just the runs of a plan in order."""
+    """Return a view of the output, in bytes, if what it selects is the runs of a plan in order."""
     if not (plan.is_dense and layout.is_stored_as_in_memory and are_slices(out_selection)):
         return None
-    region = out[(*out_selection, ...)].transpose(plan.stored_axes)
-    return region.reshape(-1).view(np.uint8) if region.flags.c_contiguous else None
+    view = out[(*out_selection, ...)].transpose(plan.stored_axes)
+    return view.reshape(-1).view(np.uint8) if view.flags.c_contiguous else None

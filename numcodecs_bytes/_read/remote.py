@@ -26,7 +26,7 @@ from numcodecs_bytes._plan.plan import PlacedRuns
 from numcodecs_bytes._plan.shards import AnyShardPlan, InnerChunks, ShardLayout
 from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.object_plans import ObjectRead
-from numcodecs_bytes._read.output import Output, direct_target, scatter
+from numcodecs_bytes._read.output import Output, direct_view, scatter
 from numcodecs_bytes._read.remote_object import RemoteObject
 from numcodecs_bytes._runtime import own_bugs, traces
 from numcodecs_bytes._sources.answers import Answer
@@ -149,7 +149,7 @@ class _ObjectReader:
         array, direct = self.out.array, None
         if len(placed) == 1:
             plan, _, out_selection = placed[0]
-            direct = direct_target(array, out_selection, plan, planned.layout)
+            direct = direct_view(array, out_selection, plan, planned.layout)
         answer = await planned.remote_object.fetch(placed, planned.policy, direct)
         if answer.kind != "read":
             return answer

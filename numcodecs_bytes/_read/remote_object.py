@@ -167,7 +167,7 @@ class RemoteObject:
 
     async def _fetch_run(self, placed: PlacedRuns, view: UInt8Array | None) -> Answer:
         """Request the only run of a plan."""
-        start = placed.start + placed.plan.first_run_offset
+        start = placed.chunk_start + placed.plan.first_run_offset
         answer = await self.get_range(start, start + placed.plan.run_bytes)
         if view is not None and answer.kind == "read":
             view[:] = answer.raw

@@ -87,11 +87,7 @@ def log_all(bugs: list[Exception]) -> None:
 
 def log(error: Exception) -> None:
     """Log an own bug with its traceback, once for each kind and place."""
-    innermost = error.__traceback__
-    while innermost is not None and innermost.tb_next is not None:
-        innermost = innermost.tb_next
-    code = innermost and innermost.tb_frame.f_code
-    kind = type(error), f"{code and code.co_filename}:{innermost and innermost.tb_lineno}"
+    kind = type(error), str(traceback.extract_tb(error.__traceback__, limit=-1))
     if kind not in logged:
         logged.add(kind)
         logging.getLogger("numcodecs_bytes").error(

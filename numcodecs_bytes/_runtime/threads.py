@@ -77,13 +77,13 @@ async def run_while_wanted(pool: Executor, function: Callable[[IsWanted], None])
         return False
     running, ended = asyncio.wrap_future(future), asyncio.get_running_loop().create_future()
 
-    def end(_: object) -> None:
+    def record_end(_: object) -> None:
         if not running.cancelled():
             running.exception()  # else asyncio logs that it was never retrieved
         if not ended.done():
             ended.set_result(None)
 
-    running.add_done_callback(end)
+    running.add_done_callback(record_end)
     try:
         # A future of its own, as cancelling `running` would cancel what runs. `asyncio.shield`
         # would do, but logs errors that are not retrieved (Python 3.14).

@@ -27,7 +27,7 @@ _COLUMNS = {
 _NUM_CHARACTERS = 100  # the largest width of the table
 
 
-def _nothing() -> Totals:
+def _zero_totals() -> Totals:
     numbers = dict.fromkeys((*_COLUMNS, "chunks_missing", "chunks_in_place"), 0)
     return numbers | {"why_whole": {}, "why_not_in_place": {}, "why_not_direct": {}}
 
@@ -98,11 +98,11 @@ class Trace:
         "not_seen" holds the number of chunks that zarr read itself, by reason, and
         "arrays_not_seen" the same for each array.
         """
-        arrays, total = dict[str, Totals](), _nothing()
+        arrays, total = dict[str, Totals](), _zero_totals()
         not_seen, arrays_not_seen = Totals(), dict[str, Totals]()
         for (_, _, name, is_seen), counts in self._counts.copy().items():
             if is_seen:
-                _add_up(arrays.setdefault(str(name), _nothing()), counts)
+                _add_up(arrays.setdefault(str(name), _zero_totals()), counts)
                 _add_up(total, counts)
             else:
                 _add_up(arrays_not_seen.setdefault(str(name), {}), counts)
@@ -167,9 +167,8 @@ def record(
     byte_getter: object, num_axes: int, counts: Counts, *, has_v2_keys: bool, is_seen: bool = True
 ) -> None:
     """Add to the counts of the array of a chunk, given its byte getter or setter."""
-    record_array(
-        name_of_array(byte_getter, num_axes, has_v2_keys=has_v2_keys), counts, is_seen=is_seen
-    )
+    name = name_of_array(byte_getter, num_axes, has_v2_keys=has_v2_keys)
+    record_array(name, counts, is_seen=is_seen)
 
 
 def record_array(name: ArrayName, counts: Counts, *, is_seen: bool = True) -> None:
@@ -239,8 +238,8 @@ def _table(rows: dict[str, Totals]) -> Iterator[str]:
     if not columns:
         return
     # Long names lose their beginning: paths differ at the end.
-    longest = _NUM_CHARACTERS - sum([2 + len(head) for head, *_ in columns])
-    names = [n if len(n) <= longest else f"...{n[3 - longest :]}" for n in ("array", *rows)]
+    max_width = _NUM_CHARACTERS - sum([2 + len(head) for head, *_ in columns])
+    names = [n if len(n) <= max_width else f"...{n[3 - max_width :]}" for n in ("array", *rows)]
     width = max(map(len, names))
     for name, *cells in zip(names, *columns, strict=True):
         yield "  ".join([name.ljust(width), *cells])

@@ -1,9 +1,12 @@
-"""Threads that work through the items of a batch together: each takes one after the other."""
+"""Threads that read or write the items of a batch together: chunks, or groups of them.
+
+Each of them calls `work` once, with the workers and with the items that it takes, one after the
+other. Both kinds have `add_threads`, by which a thread has others help, as many as help.
+"""
 
 import _thread
 import contextvars
 import threading
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -35,22 +38,10 @@ def num_threads_for(num_bytes: int, num_chunks: int) -> int:
     return num_cores() if num_bytes >= PARALLEL_BYTES * num_chunks else 1
 
 
-class Workers(ABC, Generic[Work]):
-    """The threads that read or write the items of a batch: chunks, or groups of them.
-
-    Each of them calls `work` once, with these workers and with the items that it takes, one after
-    the other.
-    """
+class PoolWorkers(Generic[Work]):
+    """A thread of a pool, and others that help it: one per core, or as many as zarr would use."""
 
     num_helpers = 0  # other threads, which may make each other wait
-
-    @abstractmethod
-    def add_threads(self, *, io_bound: bool = False) -> None:
-        """Have other threads help, as many as help: more of them if they wait for files."""
-
-
-class PoolWorkers(Workers[Work]):
-    """A thread of a pool, and others that help it: one per core, or as many as zarr would use."""
 
     def __init__(
         self,
@@ -131,12 +122,14 @@ class PoolWorkers(Workers[Work]):
                 self.add_threads()
 
 
-class CallerWorkers(Workers[Work]):
+class CallerWorkers(Generic[Work]):
     """The calling thread, which works on few items, and a new thread for each other one.
 
     In the caller's thread, a signal handler may raise anything, and do all of this again at any
     line. So there is no lock of Python's here, as pools have, and nothing is caught.
     """
+
+    num_helpers = 0  # other threads
 
     def __init__(
         self, items: Sequence[Work], work: "Callable[[CallerWorkers[Work], Iterator[Work]], None]"

@@ -34,9 +34,9 @@ _TRUNCATED = "the file was truncated while it was read"
 class Checksum:
     """Computes the CRC-32 of a chunk from what is read of it in order, and reads the rest."""
 
-    def __init__(self, file: "OpenExtent") -> None:
-        self._descriptor, self._expected = file.descriptor, file.crc
-        self._position, self._end = file.start, file.start + file.num_bytes
+    def __init__(self, extent: "OpenExtent") -> None:
+        self._descriptor, self._expected = extent.descriptor, extent.crc
+        self._position, self._end = extent.start, extent.start + extent.num_bytes
         self._crc, self.num_bytes_read = 0, 0
 
     def add(self, start: int, raw: bytes | memoryview) -> None:
@@ -91,7 +91,7 @@ class FileExtent(NamedTuple):
     # returns None if the file does not hold it; may raise `LeftToZarr`.
     find_member: Callable[[int], OpenExtent | None] | None = None
 
-    def extent(self, descriptor: int, length: int) -> OpenExtent | None:
+    def find_in(self, descriptor: int, length: int) -> OpenExtent | None:
         """Return where the chunk is in its open file of a length in bytes; None if it is not."""
         if self.find_member is not None:
             return self.find_member(descriptor)
@@ -123,26 +123,26 @@ def _length_of(descriptor: int) -> int:
     return status.st_size
 
 
-def extent_in(file: FileExtent, descriptor: int) -> OpenExtent | None:
+def extent_in(file_extent: FileExtent, descriptor: int) -> OpenExtent | None:
     """Return where a chunk is in its open file; None if it is missing."""
     length = _length_of(descriptor)
     if not length:
         raise LeftToZarr("the system gives its length as 0")  # of a file of procfs, for example
-    extent = file.extent(descriptor, length)
+    extent = file_extent.find_in(descriptor, length)
     if extent is not None and extent.start + extent.num_bytes > length:
         raise LeftToZarr("it reaches beyond the end of its file")
     return extent
 
 
-def length_of_file(file: FileExtent) -> int | None:
+def length_of_file(file_extent: FileExtent) -> int | None:
     """Return the length of a chunk in bytes; None if its file does not hold it.
 
     Raises what `open` and `extent_in` raise: those in `missing_errors` if there is no file.
     """
-    descriptor = file.open()
+    descriptor = file_extent.open()
     try:
         length = _length_of(descriptor) or _count_bytes(descriptor)
-        extent = file.extent(descriptor, length)
+        extent = file_extent.find_in(descriptor, length)
         return None if extent is None else max(min(extent.num_bytes, length - extent.start), 0)
     finally:
         os.close(descriptor)
@@ -158,9 +158,9 @@ def _count_bytes(descriptor: int) -> int:
 
 def seconds_to_read(descriptor: int, offset: int) -> float:
     """Read one byte of a file; return how long that took."""
-    before = time.perf_counter()
+    started = time.perf_counter()
     _read_at(descriptor, 1, offset)
-    return time.perf_counter() - before
+    return time.perf_counter() - started
 
 
 def prefetch(descriptor: int, runs: Iterable[tuple[int, int]], max_gap: int = 0) -> None:
@@ -170,22 +170,22 @@ def prefetch(descriptor: int, runs: Iterable[tuple[int, int]], max_gap: int = 0)
     """
     if not hasattr(os, "posix_fadvise"):
         return
-    begin = end = -max_gap - 1  # there is nothing before the first run
+    range_start = range_end = -max_gap - 1  # there is nothing before the first run
     try:
         for start, length in runs:
-            if not 0 <= start - end <= max_gap:
-                _prefetch_range(descriptor, begin, end)
-                begin = start
-            end = start + length
-        _prefetch_range(descriptor, begin, end)
+            if not 0 <= start - range_end <= max_gap:
+                _prefetch_range(descriptor, range_start, range_end)
+                range_start = start
+            range_end = start + length
+        _prefetch_range(descriptor, range_start, range_end)
     except OSError as error:  # it is only a hint
         raise_if_of_caller(error)
 
 
-def _prefetch_range(descriptor: int, begin: int, end: int) -> None:
-    for start in range(begin, end, constants.PREFETCH_BYTES):
-        num_bytes = min(constants.PREFETCH_BYTES, end - start)
-        os.posix_fadvise(descriptor, start, num_bytes, os.POSIX_FADV_WILLNEED)
+def _prefetch_range(descriptor: int, start: int, end: int) -> None:
+    for offset in range(start, end, constants.PREFETCH_BYTES):
+        num_bytes = min(constants.PREFETCH_BYTES, end - offset)
+        os.posix_fadvise(descriptor, offset, num_bytes, os.POSIX_FADV_WILLNEED)
 
 
 def read_runs(
@@ -194,7 +194,7 @@ def read_runs(
     """Return runs of a file, end to end, all of the same length in bytes.
 
     Short ones are returned as bytes; others are read into what `buffer_of` returns for a number
-    of bytes: a ``memoryview`` of that length. Raises `LeftToZarr` if the file is too short.
+    of bytes. Raises `LeftToZarr` if the file is too short.
     """
     if run_bytes < MIN_READINTO_BYTES and hasattr(os, "pread"):
         pread = os.pread
@@ -202,20 +202,20 @@ def read_runs(
         if len(raw) == len(starts) * run_bytes:
             return raw
         # Else it was truncated meanwhile, or the file system returns less than it is asked for.
-    view = buffer_of(len(starts) * run_bytes)
-    read_runs_into(descriptor, starts, view)
-    return view
+    buffer = buffer_of(len(starts) * run_bytes)
+    read_runs_into(descriptor, starts, buffer)
+    return buffer
 
 
 def read_runs_into(descriptor: int, starts: Sequence[int], view: memoryview) -> None:
-    """Fill memory with runs of a file, end to end, all of the same length."""
+    """Fill a view with runs of a file, end to end, all of the same length."""
     run_bytes = len(view) // len(starts)
     for start, first in zip(starts, range(0, len(view), run_bytes), strict=True):
         read_exactly(descriptor, start, view[first : first + run_bytes])
 
 
 def read_exactly(descriptor: int, start: int, view: memoryview) -> None:
-    """Fill memory from a file, from `start` on; raise `LeftToZarr` if the file is too short."""
+    """Fill a view from a file, from `start` on; raise `LeftToZarr` if the file is too short."""
     while view:
         if hasattr(os, "preadv"):
             num = os.preadv(descriptor, [view[:_AT_ONCE_BYTES]], start)
@@ -253,12 +253,12 @@ def _read_at(descriptor: int, num_bytes: int, start: int) -> bytes:
     return os.read(descriptor, num_bytes)
 
 
-def page_aligned(num_bytes: int, begin: int = 0) -> memoryview:
-    """Return new memory of `num_bytes`, which begins `begin` bytes after a page of the system.
+def page_aligned(num_bytes: int, page_offset: int = 0) -> memoryview:
+    """Return a new buffer, which begins `page_offset` bytes after a page of the system.
 
     Unless that is 0, where nothing is cached, 1 MiB takes nine requests of 128 KiB: 1.2 times as
     long.
     """
-    memory = np.empty(num_bytes + begin + mmap.PAGESIZE, np.uint8)
-    first = -memory.ctypes.data % mmap.PAGESIZE + begin
+    memory = np.empty(num_bytes + page_offset + mmap.PAGESIZE, np.uint8)
+    first = -memory.ctypes.data % mmap.PAGESIZE + page_offset
     return memory[first : first + num_bytes].data

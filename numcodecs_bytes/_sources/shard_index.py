@@ -19,7 +19,7 @@ from numcodecs_bytes._zarr_api.versions import has_index_checksum
 # check it again, a row takes 1.3 times as long, and 1.9 times with 65,536 inner chunks.
 MAX_INDEX_BYTES = 1 << 22
 
-# What an entry takes besides its index: its key, and the page at which its memory begins.
+# What an entry takes besides its index: its key, and the page at which its buffer begins.
 ENTRY_BYTES = 5 << 10
 
 CHECKSUM_BYTES = 4  # the last ones of an index
@@ -37,25 +37,16 @@ def index_of(shard: ShardLayout, raw: Any) -> UInt64Array:
         raise ZarrFails(f"the index of the shard is damaged: {REMEDY}") from error
 
 
-def read_index(shard: ShardLayout, file: OpenExtent) -> tuple[UInt64Array, bytes]:
-    """Return the index of a shard in an open file, and the last bytes of what is stored.
-
-    See `index_of`.
-    """
-    raw = files.page_aligned(shard.index_bytes)
-    files.read_exactly(file.descriptor, file.start + shard.index_start(file.num_bytes), raw)
-    return index_of(shard, np.asarray(raw)), bytes(raw[-CHECKSUM_BYTES:])
+def _read_index(shard: ShardLayout, extent: OpenExtent) -> tuple[UInt64Array, bytes]:
+    """Return the index of a shard in an open file, and the last bytes of what is stored of it."""
+    buffer, start = files.page_aligned(shard.index_bytes), shard.index_start(extent.num_bytes)
+    files.read_exactly(extent.descriptor, extent.start + start, buffer)
+    return index_of(shard, np.asarray(buffer)), bytes(buffer[-CHECKSUM_BYTES:])
 
 
-def read_whole_index(shard: ShardLayout, file: OpenExtent) -> tuple[UInt64Array, FetchCounts]:
+def read_whole_index(shard: ShardLayout, extent: OpenExtent) -> tuple[UInt64Array, FetchCounts]:
     """Return the index of a shard in an open file, and what was fetched of it."""
-    return read_index(shard, file)[0], FetchCounts(1, shard.index_bytes)
-
-
-def _read_checksum(shard: ShardLayout, file: OpenExtent) -> bytes | memoryview:
-    end = file.start + shard.index_start(file.num_bytes) + shard.index_bytes
-    start = end - CHECKSUM_BYTES
-    return files.read_runs(file.descriptor, [start], CHECKSUM_BYTES, files.page_aligned)
+    return _read_index(shard, extent)[0], FetchCounts(1, shard.index_bytes)
 
 
 class IndexCache:
@@ -73,22 +64,25 @@ class IndexCache:
         self._older: dict[Hashable, tuple[UInt64Array, bytes]] = {}
         self._num_bytes = 0  # of the first
 
-    def read(self, shard: ShardLayout, file: OpenExtent) -> tuple[UInt64Array, FetchCounts]:
+    def read(self, shard: ShardLayout, extent: OpenExtent) -> tuple[UInt64Array, FetchCounts]:
         """Return the index of a shard in an open file, and what was fetched of it."""
         if not has_index_checksum(shard.codec):
-            return read_whole_index(shard, file)
+            return read_whole_index(shard, extent)
         fetched = FetchCounts(1, shard.index_bytes)
-        status = os.fstat(file.descriptor)
-        in_file = status.st_dev, status.st_ino, status.st_size, file.start, file.num_bytes
+        status = os.fstat(extent.descriptor)
+        in_file = status.st_dev, status.st_ino, status.st_size, extent.start, extent.num_bytes
         key = in_file, shard.index_key
         cached = self._indices.get(key) or self._older.get(key)
         if cached is not None:
             index, checksum = cached
-            if _read_checksum(shard, file) == checksum:
+            end = extent.start + shard.index_start(extent.num_bytes) + shard.index_bytes
+            starts = [end - CHECKSUM_BYTES]
+            current = files.read_runs(extent.descriptor, starts, CHECKSUM_BYTES, files.page_aligned)
+            if current == checksum:
                 self._add(key, index, checksum)
                 return index, FetchCounts(1, CHECKSUM_BYTES)
             fetched = FetchCounts(2, CHECKSUM_BYTES + shard.index_bytes)
-        index, checksum = read_index(shard, file)
+        index, checksum = _read_index(shard, extent)
         self._add(key, index, checksum)
         return index, fetched
 

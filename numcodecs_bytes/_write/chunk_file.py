@@ -16,7 +16,7 @@ from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import Array, UInt8Array, UInt64Array
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave_to_zarr
-from numcodecs_bytes._plan.plan import RunPlan, plan_of, shape_of
+from numcodecs_bytes._plan.plan import RunPlan, plan_of, selection_shape
 from numcodecs_bytes._runtime.threads import IsWanted
 from numcodecs_bytes._write import locks, write_file
 from numcodecs_bytes._write.chunk_write import ChunkWrite, ValuesError
@@ -192,7 +192,7 @@ class ChunkFile(WritableFile[RunPlan]):
         selection = self.chunk.request.chunk_selection
         runs = plan_of(selection, self._layout, self._batch.drop_axes, max_gap=0)
         in_hulls = write_file.are_faster_in_hulls([runs], self._layout.item_size)
-        return WritePlan(runs, self._elements_of(shape_of(runs.axes)), in_hulls)
+        return WritePlan(runs, self._elements_of(selection_shape(runs.axes)), in_hulls)
 
     def _find_space(self, file: LockedFile) -> FileSpace:
         if file.num_bytes != self._layout.num_bytes:

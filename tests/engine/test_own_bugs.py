@@ -133,7 +133,7 @@ def test_a_mistake_about_the_codecs_hides_no_error_of_zarr_s(tmp_path):
     [
         "numcodecs_bytes._read.object_plans.plan_of",
         "numcodecs_bytes._read.remote_object.copy_runs",
-        "numcodecs_bytes._read.remote.direct_target",
+        "numcodecs_bytes._read.remote.direct_view",
     ],
     ids=["plan", "copy", "fill"],
 )
