@@ -32,7 +32,6 @@ from numcodecs_bytes._sources.files import FileExtent
 from numcodecs_bytes._sources.store_states import state_of
 from numcodecs_bytes._sources.stores import find_extent
 from numcodecs_bytes._tools.arrays import array_of, layout_for_partial_reads, why_not_opened
-from numcodecs_bytes._tools.bugs import is_bug
 from numcodecs_bytes._tools.check_chunks import check_chunks
 from numcodecs_bytes._tools.consolidated import Consolidated, deleted_arrays, stale_metadata
 from numcodecs_bytes._tools.documents import Broken, document_at
@@ -46,6 +45,7 @@ from numcodecs_bytes._tools.reporting import (
     ProgressBar,
     describe_error,
     explain_error,
+    is_bug,
 )
 from numcodecs_bytes._tools.stored_chunks import ChunkCoords
 from numcodecs_bytes._tools.v2_to_v3 import MixedByteOrderError, disagreements

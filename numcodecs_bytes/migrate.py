@@ -22,7 +22,6 @@ from zarr.core.sync import sync
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._tools.bugs import raise_if_bug
 from numcodecs_bytes._tools.documents import (
     METADATA_NAMES,
     Broken,
@@ -32,7 +31,7 @@ from numcodecs_bytes._tools.documents import (
 )
 from numcodecs_bytes._tools.folders import join, names_in, walk
 from numcodecs_bytes._tools.locations import open_store
-from numcodecs_bytes._tools.reporting import ProgressBar, explain_error, printable
+from numcodecs_bytes._tools.reporting import ProgressBar, explain_error, printable, raise_if_bug
 from numcodecs_bytes._tools.v2_to_v3 import compare, v3_document
 from numcodecs_bytes._tools.xarray_attributes import convert_attributes
 from numcodecs_bytes._zarr_api.versions import HAS_STRUCT
