@@ -33,10 +33,13 @@ from numcodecs_bytes._sources.store_states import state_of
 from numcodecs_bytes._sources.stores import find_extent
 from numcodecs_bytes._tools.arrays import array_of, layout_for_partial_reads, why_not_opened
 from numcodecs_bytes._tools.check_chunks import check_chunks
-from numcodecs_bytes._tools.consolidated import Consolidated, deleted_arrays, stale_metadata
-from numcodecs_bytes._tools.documents import Broken, document_at
-from numcodecs_bytes._tools.folders import join
-from numcodecs_bytes._tools.hierarchy import find_arrays
+from numcodecs_bytes._tools.documents import Broken, document_at, join
+from numcodecs_bytes._tools.hierarchy import (
+    Consolidated,
+    deleted_arrays,
+    find_arrays,
+    stale_metadata,
+)
 from numcodecs_bytes._tools.installation import explain_other_codec
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.reporting import (

@@ -28,8 +28,10 @@ from numcodecs_bytes._tools.documents import (
     as_json,
     differing,
     document_at,
+    join,
+    names_in,
+    walk,
 )
-from numcodecs_bytes._tools.folders import join, names_in, walk
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.reporting import ProgressBar, explain_error, printable, raise_if_bug
 from numcodecs_bytes._tools.v2_to_v3 import compare, v3_document

@@ -26,7 +26,7 @@ from numcodecs_bytes._core.catch import async_value_or_error
 from numcodecs_bytes._core.dtypes import Array, leaf_dtypes, pack_dtype, stored_dtype
 from numcodecs_bytes._plan.shards import REMEDY
 from numcodecs_bytes._tools.arrays import array_of
-from numcodecs_bytes._tools.folders import join
+from numcodecs_bytes._tools.documents import join
 from numcodecs_bytes._tools.reporting import ArrayReport, Limits, ProgressBar, describe_error
 from numcodecs_bytes._tools.stored_chunks import (
     MAX_UNLISTED,
