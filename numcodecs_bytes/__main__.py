@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from numcodecs_bytes import __version__
 from numcodecs_bytes._core.catch import value_or_error
@@ -29,10 +29,6 @@ from numcodecs_bytes._tools.terminal import (
     reason_of,
 )
 from numcodecs_bytes._zarr_api.names import plural
-
-if TYPE_CHECKING:
-    from numcodecs_bytes.migrate import NodeReport
-
 
 _STATUSES = (
     "Exit status: 0 if there are no problems; 1 if there are any, or nothing is found; 2 if a "
@@ -147,34 +143,24 @@ def _migrate(options: argparse.Namespace) -> Iterator[Finding]:
     nodes.sort(key=lambda node: node.path.split("/"))  # parents before their children
     wrong = "kept" if options.undo else "refused"
     numbers = {wrong: 0, **Counter(node.status for node in nodes)}
-    document = {
-        f"num_{wrong}": numbers[wrong],
-        "nodes": [dataclasses.asdict(node) for node in nodes],
-    }
-    status = Status.PROBLEMS if numbers[wrong] or not nodes else Status.FINE
-    yield Finding(status, "\n".join(_lines_of(nodes, numbers, options)), document=document)
-
-
-def _lines_of(
-    nodes: "list[NodeReport]", numbers: dict[str, int], options: argparse.Namespace
-) -> Iterator[str]:
-    """Yield the lines of the report of `migrate`, given how many nodes have each status."""
+    document = {f"num_{wrong}": numbers[wrong], "nodes": list(map(dataclasses.asdict, nodes))}
     if not nodes:
-        yield f"no Zarr v2 metadata in {options.store}: expected .zarray or .zgroup there"
+        text = f"no Zarr v2 metadata in {options.store}: expected .zarray or .zgroup there"
+        yield Finding(Status.PROBLEMS, text, document=document)
         return
-    for node in nodes:
-        if options.verbose or node.reasons or node.notes:
-            yield str(node)
+    listed = [node for node in nodes if options.verbose or node.reasons or node.notes]
     counted = "1 array or group" if len(nodes) == 1 else f"{len(nodes)} arrays and groups"
     sums = ", ".join(f"{number} {status}" for status, number in numbers.items())
-    yield f"{counted}: {sums}"
+    lines = [*map(str, listed), f"{counted}: {sums}"]
     is_complete = not numbers.get("refused") and "excluded" not in numbers
     if is_complete and not (options.dry_run or options.undo):
-        yield (
+        lines.append(
             "zarr warns as long as metadata of both formats exist. Once all your programs read "
             "Zarr v3 (see the notes above, if any), remove the Zarr v2 metadata: "
             'zarr remove-metadata v2 STORE (pip install "zarr[cli]")'
         )
+    status = Status.PROBLEMS if numbers[wrong] else Status.FINE
+    yield Finding(status, "\n".join(lines), document=document)
 
 
 def _number(text: str) -> int:

@@ -154,9 +154,10 @@ def _check_array(
         _compare_with_v2(store_path, document, report)
         codecs = [name for name, *_ in _codecs_in(document["codecs"])]
     else:
-        _check_v2_codecs(array, report)
+        v2_codecs: Any = (*array.filters, *array.compressors)
+        _check_v2_codecs(array, v2_codecs, report)
         _v2_document(store_path, ".zattrs", report)
-        codecs = [codec.codec_id for codec in _v2_codecs_of(array)]
+        codecs = [codec.codec_id for codec in v2_codecs]
     first = check_chunks(array, codecs, report, limits, progress)
     if first is not None and is_in_part:
         # A strike is remembered, so ask again; an error here must not end the check.
@@ -164,9 +165,9 @@ def _check_array(
         _report_partial_reads(array, report)
 
 
-async def _request_a_byte(array: AnyArray, coords: ChunkCoords) -> None:
+async def _request_a_byte(array: AnyArray, chunk_coords: ChunkCoords) -> None:
     """Request one byte of a chunk; note a strike if that fails, but its store returns the chunk."""
-    chunk = array.store_path / array.metadata.encode_chunk_key(coords)
+    chunk = array.store_path / array.metadata.encode_chunk_key(chunk_coords)
     extent = find_extent(chunk)
     if isinstance(extent, FileExtent):
         return
@@ -291,12 +292,8 @@ def _check_fill_value_attribute(array: Any, report: ArrayReport) -> None:
         )
 
 
-def _v2_codecs_of(array: AnyArray) -> tuple[Any, ...]:
-    return (*array.filters, *array.compressors)
-
-
-def _check_v2_codecs(array: AnyArray, report: ArrayReport) -> None:
-    for position, codec in enumerate(_v2_codecs_of(array)):
+def _check_v2_codecs(array: AnyArray, codecs: tuple[Any, ...], report: ArrayReport) -> None:
+    for position, codec in enumerate(codecs):
         if not isinstance(codec, Bytes):
             if codec.codec_id == "bytes":
                 report.notes.append(explain_other_codec())

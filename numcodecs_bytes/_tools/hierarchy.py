@@ -133,8 +133,8 @@ def _consolidated_in(
 def _v2_arrays(group: str, found: JSONObject) -> Iterator[tuple[str, JSONObject | Broken]]:
     """Yield the path of each array, and its document with its attributes."""
     for key, data in found.items():
-        name, _, file = key.rpartition("/")
-        if file != ".zarray":
+        name, _, document_name = key.rpartition("/")
+        if document_name != ".zarray":
             continue
         document = object_of(data, key)
         if isinstance(document, dict):

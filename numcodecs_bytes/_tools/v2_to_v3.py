@@ -194,15 +194,13 @@ def _sample(dtype: AnyDType, shape: tuple[int, ...]) -> Array:
 def compare(store_path: StorePath, old: JSONObject, new: JSONObject) -> None:
     """Raise ValueError unless an array's first chunk reads the same with either metadata."""
     arrays = [array_of(document, store_path) for document in (old, new)]
-    for found in find_chunks(arrays[0]):
-        if isinstance(found, StoredChunk) and not isinstance(found.size, IsADirectoryError):
-            _compare_chunk(arrays, found.coords)
-            return
-
-
-def _compare_chunk(arrays: list[AnyArray], coords: tuple[int, ...]) -> None:
-    name = f"chunk {arrays[0].metadata.encode_chunk_key(coords)}"
-    both = value_or_error(lambda: [np.asarray(array.blocks[coords]) for array in arrays])
+    stored = (found for found in find_chunks(arrays[0]) if isinstance(found, StoredChunk))
+    files = (chunk for chunk in stored if not isinstance(chunk.size, IsADirectoryError))
+    first = next(files, None)
+    if first is None:
+        return
+    name = f"chunk {arrays[0].metadata.encode_chunk_key(first.chunk_coords)}"
+    both = value_or_error(lambda: [np.asarray(a.blocks[first.chunk_coords]) for a in arrays])
     if isinstance(both, Exception):
         why = explain_error(both)
         raise ValueError(f"{name} can't be read: {why}") from both  # noqa: TRY004
