@@ -71,8 +71,9 @@ def _check(options: argparse.Namespace) -> Iterator[Finding]:
     arrays: list[JSONObject] = []
     unreadable: list[JSONObject] = []
     for location in options.stores:
-        found: ArrayReport | Exception | None = None
+        is_empty = True
         for found in _reports_on(location, options):
+            is_empty = False
             if isinstance(found, Exception):
                 unreadable.append({"store": location, "error": reason_of(found)})
                 yield failure(f"can't read {location}", found)
@@ -84,7 +85,7 @@ def _check(options: argparse.Namespace) -> Iterator[Finding]:
                 arrays.append({"store": location} | dataclasses.asdict(found))
                 text = found.format(location if len(options.stores) > 1 else "")
                 yield Finding(Status.PROBLEMS if found.num_problems else Status.FINE, text)
-        if found is None:
+        if is_empty:
             yield Finding(Status.PROBLEMS, message=_why_no_array(location))
     document: JSONObject = {f"num_{what}s": number for what, number in numbers.items()}
     document |= {"arrays": arrays, "unreadable": unreadable}

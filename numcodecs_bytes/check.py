@@ -34,12 +34,7 @@ from numcodecs_bytes._sources.stores import find_extent
 from numcodecs_bytes._tools.arrays import array_of, layout_for_partial_reads, why_not_opened
 from numcodecs_bytes._tools.check_chunks import check_chunks
 from numcodecs_bytes._tools.documents import Broken, document_at, join
-from numcodecs_bytes._tools.hierarchy import (
-    Consolidated,
-    deleted_arrays,
-    find_arrays,
-    stale_metadata,
-)
+from numcodecs_bytes._tools.hierarchy import find_arrays
 from numcodecs_bytes._tools.installation import explain_other_codec
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.reporting import (
@@ -90,41 +85,30 @@ def check(
     """
     opened = open_store(store, storage_options=storage_options, icechunk_ref=icechunk_ref)
     with contextlib.nullcontext() if opened is store else contextlib.closing(opened):
-        yield from _check_store(opened, limits or Limits(), progress)
+        yield from _check_arrays(opened, limits or Limits(), progress)
 
 
-def _check_store(
+def _check_arrays(
     store: Store, limits: Limits, progress: ProgressBar | None
 ) -> Iterator[ArrayReport]:
     """Yield the report on each array; raise a bug when all others are checked."""
-    consolidated: list[Consolidated] = []
-    paths: set[str] = set()
     bugs: list[Exception] = []
-    for found in find_arrays(store):
-        if isinstance(found, Consolidated):
-            consolidated.append(found)
-            continue
-        path, document = found
-        paths.add(path)
+    for path, document, problems in find_arrays(store):
         report = ArrayReport(path)
+        error = None
         if isinstance(document, Broken):
             report.add_problem(f"its metadata can't be read: {explain_error(document.error)}")
-            yield report
-            continue
-        store_path = StorePath(store, path)
-        error = value_or_error(_check_array, store_path, document, report, limits, progress)
+        elif document is not None:
+            store_path = StorePath(store, path)
+            error = value_or_error(_check_array, store_path, document, report, limits, progress)
         if error is not None and is_bug(error):
             error.add_note(f"while checking array /{path}")
             bugs.append(error)
             continue
         if error is not None:
             report.add_problem(f"it can't be checked: {describe_error(error)}")
-        for problem in stale_metadata(store_path, document, consolidated):
+        for problem in problems:
             report.add_problem(problem)
-        yield report
-    for path, problem in deleted_arrays(store, consolidated, paths):
-        report = ArrayReport(path)
-        report.add_problem(problem)
         yield report
     if bugs:
         raise bugs[0]

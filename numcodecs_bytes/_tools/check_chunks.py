@@ -64,7 +64,9 @@ def check_chunks(
     checks = _checks_of(array, codecs, report, limits)
     num_before = len(report.problems), report.num_problems
     beside: list[BesideChunks] = []
-    first, sizes, num_unread = None, set[int | None](), 0
+    first: ChunkCoords | None = None
+    sizes: set[int | None] = set()
+    num_unread = 0
     chunks = itertools.islice(_only_chunks(find_chunks(array), beside), limits.max_chunks)
     while batch := list(itertools.islice(chunks, checks.num_at_once)):
         problems = checks.problems_of(batch)
@@ -73,7 +75,7 @@ def check_chunks(
             if first is None and size is not None:
                 first = chunk.chunk_coords
             sizes.add(size)
-            num_unread += checks.reads_members and not checks.reads(chunk)
+            num_unread += checks.leaves_unread(chunk)
             if problem := problems[chunk.chunk_coords]:
                 reference = target_of(array.store, chunk.key)
                 report.add_problem(f"chunk {chunk.key}{reference} {problem}")
@@ -144,9 +146,10 @@ class _Checks:
         is_read_whole = self.decoded is not None and not self.array.shards
         return isinstance(self.array.store, ZipStore) and not is_read_whole
 
-    def reads(self, chunk: StoredChunk) -> bool:
-        """Whether a member of a zip archive is short enough to be read."""
-        return not isinstance(chunk.size, int) or chunk.size <= self.max_member_bytes
+    def leaves_unread(self, chunk: StoredChunk) -> bool:
+        """Whether a chunk is a member of a zip archive that is too long to be read."""
+        is_long = isinstance(chunk.size, int) and chunk.size > self.max_member_bytes
+        return self.reads_members and is_long
 
     def problems_of(self, batch: list[StoredChunk]) -> dict[ChunkCoords, str]:
         """Return the problem of each chunk, or ""."""
@@ -160,7 +163,7 @@ class _Checks:
         }
         if self.reads_members:
             intact = [chunk for chunk in batch if not problems[chunk.chunk_coords]]
-            members = [chunk for chunk in intact if self.reads(chunk)]
+            members = [chunk for chunk in intact if not self.leaves_unread(chunk)]
             arguments = [(self.array, chunk) for chunk in members]
             found = sync(concurrent_map(arguments, _problem_of_member, concurrency()))
             problems |= {chunk.chunk_coords: why for chunk, why in zip(members, found, strict=True)}

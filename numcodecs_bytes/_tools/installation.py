@@ -24,11 +24,7 @@ def report() -> JSONObject:
     why_no_parts = why_aside or why_no_parts
     codec, why_no_codec = _class_in_use(lambda: zarr.registry.get_codec_class("bytes"))
     filter_, why_no_filter = _class_in_use(_numcodecs_class)
-    # zarr 3.4.1 and newer load our data types by themselves.
-    r8 = value_or_error(zarr.dtype.data_type_registry.match_json, "r8", zarr_format=3)
-    them = "them" if hasattr(zarr.dtype, "Struct") else "them (and struct)"
-    how = f"this zarr does not load {them}; import numcodecs_bytes.zarr_data_types first"
-    why_no_types = how if isinstance(r8, Exception) else ""
+    why_no_types = _why_no_data_types()
     why_no_ml_dtypes = why_missing([row.name for row in ML_DTYPES]) or why_no_types
     values = {option.key: _value_of(option) for option in options.OPTIONS}
     in_place = options.write_in_place.key
@@ -66,6 +62,14 @@ def report() -> JSONObject:
         ],
         "unknown_options": unknown,
     }
+
+
+def _why_no_data_types() -> str:
+    """Return how to load our data types, or "": zarr 3.4.1 and newer load them by themselves."""
+    r8 = value_or_error(zarr.dtype.data_type_registry.match_json, "r8", zarr_format=3)
+    them = "them" if hasattr(zarr.dtype, "Struct") else "them (and struct)"
+    how = f"this zarr does not load {them}; import numcodecs_bytes.zarr_data_types first"
+    return how if isinstance(r8, Exception) else ""
 
 
 def lines_of(document: JSONObject) -> Iterator[str]:

@@ -51,7 +51,7 @@ def v3_document(old: JSONObject) -> JSONObject:
     except TypeError as error:  # of a codec's configuration
         raise ValueError(explain_error(error)) from error
     dtype = pack_dtype(metadata.dtype.to_native_dtype())
-    filters, serializer, of_bytes = _split(metadata)
+    filters, serializer, of_bytes = _split_codecs(metadata)
     before = [_v3_codec(codec, dtype) for codec in filters]
     after = [_v3_codec(codec, dtype) for codec in of_bytes]
     if metadata.order == "F":
@@ -88,7 +88,7 @@ def _without_codecs(old: JSONObject, metadata: ArrayV2Metadata, dtype: AnyDType)
     data_type = struct_of(dtype) if dtype.names else metadata.dtype
     scalar: object = metadata.fill_value
     if old.get("fill_value") is None:  # as zarr reads an element of a missing chunk
-        scalar = np.asarray(_array(old | {"shape": [1], "chunks": [1], "order": "C"})[...])[0]
+        scalar = np.asarray(_empty_array(old | {"shape": [1], "chunks": [1], "order": "C"})[...])[0]
     if dtype.names:
         scalar = np.asarray(scalar).astype(data_type.to_native_dtype())[()]
     separator = metadata.dimension_separator
@@ -108,7 +108,7 @@ def _without_codecs(old: JSONObject, metadata: ArrayV2Metadata, dtype: AnyDType)
 Codecs = list[Numcodec]
 
 
-def _split(metadata: ArrayV2Metadata) -> tuple[Codecs, Numcodec | None, Codecs]:
+def _split_codecs(metadata: ArrayV2Metadata) -> tuple[Codecs, Numcodec | None, Codecs]:
     """Split codecs: filters of arrays; `Bytes`, a codec of variable-length data or None; others."""
     filters, serializer, of_bytes = Codecs(), None, Codecs()
     for codec in [*(metadata.filters or ()), metadata.compressor]:
@@ -150,7 +150,7 @@ def _v3_codec(codec: Numcodec, dtype: AnyDType) -> JSONObject:
     return {"name": name if is_specified else f"numcodecs.{name}", "configuration": config}
 
 
-def _array(document: JSONObject) -> AnyArray:
+def _empty_array(document: JSONObject) -> AnyArray:
     """Return an array in memory of which nothing is stored."""
     return array_of(document, StorePath(MemoryStore()))
 
@@ -220,7 +220,7 @@ def disagreements(old: JSONObject, new: JSONObject) -> list[str]:
 
 def _compared_properties(document: JSONObject) -> dict[str, object]:
     """Return the properties that must be equal in two Zarr v3 documents, by name."""
-    array: Any = _array(document)
+    array: Any = _empty_array(document)
     described = []
     for codec in array.metadata.codecs:
         codec_document: JSONObject = codec.to_dict()
