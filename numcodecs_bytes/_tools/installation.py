@@ -28,13 +28,13 @@ def report() -> JSONObject:
     why_no_ml_dtypes = why_missing([row.name for row in ML_DTYPES]) or why_no_types
     values = {option.key: _value_of(option) for option in options.OPTIONS}
     in_place = options.write_in_place.key
-    mode, why_no_writes = values.pop(in_place)
+    mode, wrong_mode = values.pop(in_place)
     why_left = "arrays are left to zarr alone" if why_aside else why_no_parts  # said once
     if mode and why_left:
-        why_no_writes = f"{in_place} is {mode!r}{options.set_by(in_place)}, but {why_left}"
-    is_wrong = why_no_writes or any(error for _, error in values.values())
+        wrong_mode = f"{in_place} is {mode!r}{options.set_by(in_place)}, but {why_left}"
+    is_wrong = wrong_mode or any(error for _, error in values.values())
     by_default = "" if options.origin_of(in_place) else ", as by default"
-    why_no_writes = why_no_writes or ("" if mode else f"{in_place} is False{by_default}")
+    why_no_writes = wrong_mode or ("" if mode else f"{in_place} is False{by_default}")
     rows = [
         ("partial reads", pipeline, why_no_parts, "codec_pipeline.path"),
         ("writes in place", pipeline, why_no_writes, "" if mode and why_left else in_place),
