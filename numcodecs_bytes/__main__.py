@@ -14,25 +14,21 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from numcodecs_bytes import __version__
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._tools.reporting import ArrayReport, Limits, ProgressBar
 from numcodecs_bytes._tools.terminal import (
+    Finding,
     Status,
-    print_error,
-    print_or_exit,
+    failure,
+    print_findings,
     print_to_stderr,
     reason_of,
-    status_of,
 )
 from numcodecs_bytes._zarr_api.names import plural
-
-if TYPE_CHECKING:
-    from numcodecs_bytes.migrate import NodeReport
-
 
 _STATUSES = (
     "Exit status: 0 if there are no problems; 1 if there are any, or nothing is found; 2 if a "
@@ -41,15 +37,7 @@ _STATUSES = (
 )
 
 
-class CommandResult(NamedTuple):
-    """The exit status of a command, and its report as a JSON object and as text."""
-
-    status: Status
-    document: JSONObject
-    text: str
-
-
-def _report(_options: argparse.Namespace) -> CommandResult:
+def _report(_options: argparse.Namespace) -> Iterator[Finding]:
     """Say which parts of this package are on in this environment, which are off and why.
 
     If a file, a variable or a call sets that, it is named.
@@ -60,7 +48,7 @@ def _report(_options: argparse.Namespace) -> CommandResult:
     logging.getLogger("numcodecs_bytes").addHandler(logging.NullHandler())
     document = report()
     status = Status.FINE if document["is_in_use"] else Status.PROBLEMS
-    return CommandResult(status, document, "\n".join(lines_of(document)))
+    yield Finding(status, "\n".join(lines_of(document)), document=document)
 
 
 def _progress_bar(unit: str) -> contextlib.AbstractContextManager[ProgressBar | None]:
@@ -73,79 +61,54 @@ def _progress_bar(unit: str) -> contextlib.AbstractContextManager[ProgressBar | 
     return bar
 
 
-def _check(options: argparse.Namespace) -> CommandResult:
+def _check(options: argparse.Namespace) -> Iterator[Finding]:
     """Report for each array in a Zarr hierarchy whether it can be read in part, and its problems.
 
     These are wrong metadata, chunks that have the wrong length or can't be read, and invalid bools.
     Files that are not chunks are noted. Nothing is written.
     """
-    stores = [_check_store(location, options) for location in options.stores]
-    reports = [report for store in stores for report in store.reports]
-    numbers = {
-        "array": len(reports),
-        "chunk": sum(report.num_chunks for report in reports),
-        "problem": sum(report.num_problems for report in reports),
-    }
+    numbers = {"array": 0, "chunk": 0, "problem": 0}
+    arrays: list[JSONObject] = []
+    unreadable: list[JSONObject] = []
+    for location in options.stores:
+        is_empty = True
+        for found in _reports_on(location, options):
+            is_empty = False
+            if isinstance(found, Exception):
+                unreadable.append({"store": location, "error": reason_of(found)})
+                yield failure(f"can't read {location}", found)
+                continue
+            numbers["array"] += 1
+            numbers["chunk"] += found.num_chunks
+            numbers["problem"] += found.num_problems
+            if found.num_problems or not options.only_problems:
+                arrays.append({"store": location} | dataclasses.asdict(found))
+                text = found.format(location if len(options.stores) > 1 else "")
+                yield Finding(Status.PROBLEMS if found.num_problems else Status.FINE, text)
+        if is_empty:
+            yield Finding(Status.PROBLEMS, message=_why_no_array(location))
     document: JSONObject = {f"num_{what}s": number for what, number in numbers.items()}
-    document["arrays"] = [
-        {"store": store.location} | dataclasses.asdict(report)
-        for store in stores
-        for report in store.reports
-        if _is_listed(report, options)
-    ]
-    document["unreadable"] = [
-        {"store": store.location, "error": reason_of(store.error)}
-        for store in stores
-        if store.error is not None
-    ]
+    document |= {"arrays": arrays, "unreadable": unreadable}
     counts = ", ".join(plural(number, what) for what, number in numbers.items())
-    text = counts if reports or not document["unreadable"] else ""
-    return CommandResult(max(store.status for store in stores), document, text)
+    yield Finding(text=counts if numbers["array"] or not unreadable else "", document=document)
 
 
-class _CheckedStore(NamedTuple):
-    location: str
-    reports: list[ArrayReport]
-    error: Exception | None  # that ended the check
-
-    @property
-    def status(self) -> Status:
-        if self.error is not None:
-            return status_of(self.error)
-        has_problems = any(report.num_problems for report in self.reports)
-        return Status.PROBLEMS if has_problems or not self.reports else Status.FINE
-
-
-def _check_store(location: str, options: argparse.Namespace) -> _CheckedStore:
-    """Check a store, and print the report on each array, unless it is for a JSON document."""
+def _reports_on(location: str, options: argparse.Namespace) -> Iterator[ArrayReport | Exception]:
+    """Yield the report on each array of a store, and the error that ends the check, if any."""
     from numcodecs_bytes.check import check
 
     limits = Limits(options.max_chunks, options.max_chunk_bytes)
     kinds = ("branch", "tag", "snapshot")
     ref = {kind: getattr(options, kind) for kind in kinds if getattr(options, kind)}
     opening = {"storage_options": options.storage_options, "icechunk_ref": ref}
-    shown_location = location if len(options.stores) > 1 else ""
-    reports: list[ArrayReport] = []
-
-    def check_arrays() -> None:
-        for report in check(location, limits, bar, **opening):
-            reports.append(report)
-            if options.json or not _is_listed(report, options):
-                continue
-            with contextlib.nullcontext() if bar is None else bar.external_write_mode():
-                print_or_exit(report.format(shown_location), Status.CLOSED)
-
     with _progress_bar(" chunks") as bar:
-        error = value_or_error(check_arrays)
-    if error is not None:
-        print_error(f"can't read {location}", error)
-    elif not reports:
-        print_to_stderr(_why_no_array(location))
-    return _CheckedStore(location, reports, error)
-
-
-def _is_listed(report: ArrayReport, options: argparse.Namespace) -> bool:
-    return bool(report.num_problems) or not options.only_problems
+        reports = check(location, limits, bar, **opening)
+        while isinstance(report := value_or_error(lambda: next(reports, None)), ArrayReport):
+            # The report is printed before the next one is asked for.
+            with contextlib.nullcontext() if bar is None else bar.external_write_mode():
+                yield report
+    if report is not None:
+        yield report
 
 
 def _why_no_array(location: str) -> str:
@@ -163,7 +126,7 @@ def _why_no_array(location: str) -> str:
     )
 
 
-def _migrate(options: argparse.Namespace) -> CommandResult:
+def _migrate(options: argparse.Namespace) -> Iterator[Finding]:
     """Write zarr.json next to the metadata of every Zarr v2 array and group.
 
     No chunk is touched. Nodes that can't be migrated are listed and left unchanged, and so are the
@@ -176,37 +139,29 @@ def _migrate(options: argparse.Namespace) -> CommandResult:
     with _progress_bar(" nodes") as bar:
         nodes = value_or_error(migrate, options.store, progress=bar, **given)
     if isinstance(nodes, Exception):
-        print_error(f"can't migrate {options.store}", nodes)
-        return CommandResult(status_of(nodes), {"error": reason_of(nodes)}, "")
+        yield failure(f"can't migrate {options.store}", nodes, {"error": reason_of(nodes)})
+        return
     nodes.sort(key=lambda node: node.path.split("/"))  # parents before their children
     wrong = "kept" if options.undo else "refused"
     numbers = {wrong: 0, **Counter(node.status for node in nodes)}
-    num_wrong = numbers[wrong]
-    document = {f"num_{wrong}": num_wrong, "nodes": [dataclasses.asdict(node) for node in nodes]}
-    status = Status.PROBLEMS if num_wrong or not nodes else Status.FINE
-    return CommandResult(status, document, "\n".join(_lines_of(nodes, numbers, options)))
-
-
-def _lines_of(
-    nodes: "list[NodeReport]", numbers: dict[str, int], options: argparse.Namespace
-) -> Iterator[str]:
-    """Yield the lines of the report of `migrate`, given how many nodes have each status."""
+    document = {f"num_{wrong}": numbers[wrong], "nodes": list(map(dataclasses.asdict, nodes))}
     if not nodes:
-        yield f"no Zarr v2 metadata in {options.store}: expected .zarray or .zgroup there"
+        text = f"no Zarr v2 metadata in {options.store}: expected .zarray or .zgroup there"
+        yield Finding(Status.PROBLEMS, text, document=document)
         return
-    for node in nodes:
-        if options.verbose or node.reasons or node.notes:
-            yield str(node)
+    listed = [node for node in nodes if options.verbose or node.reasons or node.notes]
     counted = "1 array or group" if len(nodes) == 1 else f"{len(nodes)} arrays and groups"
     sums = ", ".join(f"{number} {status}" for status, number in numbers.items())
-    yield f"{counted}: {sums}"
+    lines = [*map(str, listed), f"{counted}: {sums}"]
     is_complete = not numbers.get("refused") and "excluded" not in numbers
     if is_complete and not (options.dry_run or options.undo):
-        yield (
+        lines.append(
             "zarr warns as long as metadata of both formats exist. Once all your programs read "
             "Zarr v3 (see the notes above, if any), remove the Zarr v2 metadata: "
             'zarr remove-metadata v2 STORE (pip install "zarr[cli]")'
         )
+    status = Status.PROBLEMS if numbers[wrong] else Status.FINE
+    yield Finding(status, "\n".join(lines), document=document)
 
 
 def _number(text: str) -> int:
@@ -280,26 +235,24 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     options = _parser().parse_args(arguments)
     try:
-        module_or_error = value_or_error(importlib.import_module, "zarr")  # reads user's settings
-        if isinstance(module_or_error, Exception):
-            why = " ".join(f"{type(module_or_error).__name__}: {module_or_error}".split())
+        imported = value_or_error(importlib.import_module, "zarr")  # reads the user's settings
+        if isinstance(imported, Exception):
+            why = " ".join(f"{type(imported).__name__}: {imported}".split())
             print_to_stderr(f"zarr can't be imported: {why}")
             return Status.FAILED
         # What zarr warns of is in the reports, or irrelevant. Other threads would notice: not from
         # Python, where `check` and `migrate` warn as zarr does.
-        with warnings.catch_warnings(action="ignore"):
-            result = value_or_error(options.run, options)
-        if isinstance(result, Exception):
-            print_error("the command failed", result)
-            return status_of(result)
-        # JSON leaves DEL as it is.
-        as_json = json.dumps(result.document, indent=2).replace("\x7f", "\\u007f")
-        if text := as_json if options.json else result.text:
-            print_or_exit(text, result.status)
+        with (
+            warnings.catch_warnings(action="ignore"),
+            contextlib.closing(options.run(options)) as findings,
+        ):
+            status = value_or_error(print_findings, findings, as_json=options.json)
+        if isinstance(status, Exception):
+            return print_findings([failure("the command failed", status)], as_json=options.json)
     except KeyboardInterrupt:
         print_to_stderr("interrupted")
         return Status.INTERRUPTED
-    return int(result.status)
+    return int(status)
 
 
 def run() -> NoReturn:

@@ -32,11 +32,8 @@ from numcodecs_bytes._sources.files import FileExtent
 from numcodecs_bytes._sources.store_states import state_of
 from numcodecs_bytes._sources.stores import find_extent
 from numcodecs_bytes._tools.arrays import array_of, layout_for_partial_reads, why_not_opened
-from numcodecs_bytes._tools.bugs import is_bug
 from numcodecs_bytes._tools.check_chunks import check_chunks
-from numcodecs_bytes._tools.consolidated import Consolidated, deleted_arrays, stale_metadata
-from numcodecs_bytes._tools.documents import Broken, document_at
-from numcodecs_bytes._tools.folders import join
+from numcodecs_bytes._tools.documents import Broken, document_at, join
 from numcodecs_bytes._tools.hierarchy import find_arrays
 from numcodecs_bytes._tools.installation import explain_other_codec
 from numcodecs_bytes._tools.locations import open_store
@@ -46,6 +43,7 @@ from numcodecs_bytes._tools.reporting import (
     ProgressBar,
     describe_error,
     explain_error,
+    is_bug,
 )
 from numcodecs_bytes._tools.stored_chunks import ChunkCoords
 from numcodecs_bytes._tools.v2_to_v3 import MixedByteOrderError, disagreements
@@ -87,41 +85,30 @@ def check(
     """
     opened = open_store(store, storage_options=storage_options, icechunk_ref=icechunk_ref)
     with contextlib.nullcontext() if opened is store else contextlib.closing(opened):
-        yield from _check_store(opened, limits or Limits(), progress)
+        yield from _check_arrays(opened, limits or Limits(), progress)
 
 
-def _check_store(
+def _check_arrays(
     store: Store, limits: Limits, progress: ProgressBar | None
 ) -> Iterator[ArrayReport]:
     """Yield the report on each array; raise a bug when all others are checked."""
-    consolidated: list[Consolidated] = []
-    paths: set[str] = set()
     bugs: list[Exception] = []
-    for found in find_arrays(store):
-        if isinstance(found, Consolidated):
-            consolidated.append(found)
-            continue
-        path, document = found
-        paths.add(path)
+    for path, document, problems in find_arrays(store):
         report = ArrayReport(path)
+        error = None
         if isinstance(document, Broken):
             report.add_problem(f"its metadata can't be read: {explain_error(document.error)}")
-            yield report
-            continue
-        store_path = StorePath(store, path)
-        error = value_or_error(_check_array, store_path, document, report, limits, progress)
+        elif document is not None:
+            store_path = StorePath(store, path)
+            error = value_or_error(_check_array, store_path, document, report, limits, progress)
         if error is not None and is_bug(error):
             error.add_note(f"while checking array /{path}")
             bugs.append(error)
             continue
         if error is not None:
             report.add_problem(f"it can't be checked: {describe_error(error)}")
-        for problem in stale_metadata(store_path, document, consolidated):
+        for problem in problems:
             report.add_problem(problem)
-        yield report
-    for path, problem in deleted_arrays(store, consolidated, paths):
-        report = ArrayReport(path)
-        report.add_problem(problem)
         yield report
     if bugs:
         raise bugs[0]
@@ -151,9 +138,10 @@ def _check_array(
         _compare_with_v2(store_path, document, report)
         codecs = [name for name, *_ in _codecs_in(document["codecs"])]
     else:
-        _check_v2_codecs(array, report)
+        v2_codecs: Any = (*array.filters, *array.compressors)
+        _check_v2_codecs(array, v2_codecs, report)
         _v2_document(store_path, ".zattrs", report)
-        codecs = [codec.codec_id for codec in _v2_codecs_of(array)]
+        codecs = [codec.codec_id for codec in v2_codecs]
     first = check_chunks(array, codecs, report, limits, progress)
     if first is not None and is_in_part:
         # A strike is remembered, so ask again; an error here must not end the check.
@@ -161,9 +149,9 @@ def _check_array(
         _report_partial_reads(array, report)
 
 
-async def _request_a_byte(array: AnyArray, coords: ChunkCoords) -> None:
+async def _request_a_byte(array: AnyArray, chunk_coords: ChunkCoords) -> None:
     """Request one byte of a chunk; note a strike if that fails, but its store returns the chunk."""
-    chunk = array.store_path / array.metadata.encode_chunk_key(coords)
+    chunk = array.store_path / array.metadata.encode_chunk_key(chunk_coords)
     extent = find_extent(chunk)
     if isinstance(extent, FileExtent):
         return
@@ -288,12 +276,8 @@ def _check_fill_value_attribute(array: Any, report: ArrayReport) -> None:
         )
 
 
-def _v2_codecs_of(array: AnyArray) -> tuple[Any, ...]:
-    return (*array.filters, *array.compressors)
-
-
-def _check_v2_codecs(array: AnyArray, report: ArrayReport) -> None:
-    for position, codec in enumerate(_v2_codecs_of(array)):
+def _check_v2_codecs(array: AnyArray, codecs: tuple[Any, ...], report: ArrayReport) -> None:
+    for position, codec in enumerate(codecs):
         if not isinstance(codec, Bytes):
             if codec.codec_id == "bytes":
                 report.notes.append(explain_other_codec())

@@ -22,17 +22,18 @@ from zarr.core.sync import sync
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._tools.bugs import raise_if_bug
 from numcodecs_bytes._tools.documents import (
     METADATA_NAMES,
     Broken,
     as_json,
     differing,
     document_at,
+    join,
+    names_in,
+    walk,
 )
-from numcodecs_bytes._tools.folders import join, names_in, walk
 from numcodecs_bytes._tools.locations import open_store
-from numcodecs_bytes._tools.reporting import ProgressBar, explain_error, printable
+from numcodecs_bytes._tools.reporting import ProgressBar, explain_error, printable, raise_if_bug
 from numcodecs_bytes._tools.v2_to_v3 import compare, v3_document
 from numcodecs_bytes._tools.xarray_attributes import convert_attributes
 from numcodecs_bytes._zarr_api.versions import HAS_STRUCT
@@ -226,20 +227,21 @@ def _plan_undo(
 
     All nodes of a Zarr v3 group are kept if one of them is.
     """
-    new = {path: documents for path, documents in nodes.items() if "zarr.json" in documents}
-    items = _counted(new.items(), progress, "comparing", len(new))
+    of_v3 = {path: documents for path, documents in nodes.items() if "zarr.json" in documents}
+    items = _counted(of_v3.items(), progress, "comparing", len(of_v3))
     reasons = {path: _why_kept(documents) for path, documents in items}
-    tops = {path: [top for top in (path, *_above(path)) if top in new][-1] for path in new}
-    kept = {tops[path]: path or "/" for path in reversed(new) if reasons[path]}
+    topmost = {path: [top for top in (path, *_above(path)) if top in of_v3][-1] for path in of_v3}
+    # The first node that is kept below each topmost group.
+    first_kept = {topmost[path]: path or "/" for path in reversed(of_v3) if reasons[path]}
     reports: list[NodeReport] = []
     changes: _Changes = {}
     for path, documents in nodes.items():
         report = NodeReport(path, _kind(documents), "Zarr v2 already")
         reports.append(report)
-        if path in new and tops[path] in kept:
-            other = f"the same Zarr v3 group has {kept[tops[path]]}, which is kept"
+        if path in of_v3 and topmost[path] in first_kept:
+            other = f"the same Zarr v3 group has {first_kept[topmost[path]]}, which is kept"
             report.status, report.reasons = "kept", [reasons[path] or other]
-        elif path in new:
+        elif path in of_v3:
             report.status, changes[join(path, "zarr.json")] = "undone", None
     return reports, changes
 
@@ -333,24 +335,25 @@ class _Migration:
         """Raise ValueError unless a different `zarr.json` may be replaced by a document."""
         existing = _without_consolidated(documents["zarr.json"])
         members = ("node_type", "chunk_key_encoding", "dimension_names")
-        more = [m for m in members if existing.get(m) not in (None, document.get(m))]
+        only_in_v3 = [m for m in members if existing.get(m) not in (None, document.get(m))]
         shape, old_shape = existing.get("shape") or [], document.get("shape", [])
         is_shape = isinstance(shape, list) and all(isinstance(size, int) for size in shape)
         is_similar = is_shape and len(shape) == len(old_shape)
         if not is_similar or any(map(operator.gt, shape, old_shape)):
-            more.append(f"shape {shape}")
+            only_in_v3.append(f"shape {shape}")
         # zarr's own tool keeps attributes that are converted here.
-        attributes = [*documents.get(".zattrs", {}).items(), *document["attributes"].items()]
-        texts_in_v2 = set(map(as_json, attributes))
-        others = existing.get("attributes") or {}
-        items = others.items() if isinstance(others, dict) else [(repr(others), None)]
-        more += [f"attribute {item[0]}" for item in items if as_json(item) not in texts_in_v2]
+        v2_attributes = [*documents.get(".zattrs", {}).items(), *document["attributes"].items()]
+        v2_texts = set(map(as_json, v2_attributes))
+        v3_attributes = existing.get("attributes") or {}
+        is_object = isinstance(v3_attributes, dict)
+        items = v3_attributes.items() if is_object else [(repr(v3_attributes), None)]
+        only_in_v3 += [f"attribute {item[0]}" for item in items if as_json(item) not in v2_texts]
         without_v2 = [node for node, others in self.nodes.items() if not _has_v2(others)]
-        more += [f"node {node}" for node in _below(path, without_v2)]
-        if more:
+        only_in_v3 += [f"node {node}" for node in _below(path, without_v2)]
+        if only_in_v3:
             raise ValueError(
-                f"zarr.json has what Zarr v2 lacks, so it is kept: {', '.join(more)}; if Zarr v2 "
-                "is right nevertheless, delete zarr.json and run migrate again"
+                f"zarr.json has what Zarr v2 lacks, so it is kept: {', '.join(only_in_v3)}; if "
+                "Zarr v2 is right nevertheless, delete zarr.json and run migrate again"
             )
         if not self.overwrite:
             raise ValueError(

@@ -26,17 +26,15 @@ from numcodecs_bytes._core.catch import async_value_or_error
 from numcodecs_bytes._core.dtypes import Array, leaf_dtypes, pack_dtype, stored_dtype
 from numcodecs_bytes._plan.shards import REMEDY
 from numcodecs_bytes._tools.arrays import array_of
-from numcodecs_bytes._tools.folders import join
+from numcodecs_bytes._tools.documents import METADATA, join
 from numcodecs_bytes._tools.reporting import ArrayReport, Limits, ProgressBar, describe_error
 from numcodecs_bytes._tools.stored_chunks import (
     MAX_UNLISTED,
     BesideChunks,
     ChunkCoords,
     MisnamedChunk,
-    OtherFile,
     StoredChunk,
     UnlistedArray,
-    UnlistedFolder,
     chunks_at,
     find_chunks,
     grid_of,
@@ -66,18 +64,21 @@ def check_chunks(
     checks = _checks_of(array, codecs, report, limits)
     num_before = len(report.problems), report.num_problems
     beside: list[BesideChunks] = []
-    first, sizes, num_unread = None, set[int | None](), 0
+    first: ChunkCoords | None = None
+    sizes: set[int | None] = set()
+    num_unread = 0
     chunks = itertools.islice(_only_chunks(find_chunks(array), beside), limits.max_chunks)
     while batch := list(itertools.islice(chunks, checks.num_at_once)):
         problems = checks.problems_of(batch)
         for chunk in batch:
             size = chunk.size if isinstance(chunk.size, int) else None
-            first = chunk.coords if first is None and size is not None else first
+            if first is None and size is not None:
+                first = chunk.chunk_coords
             sizes.add(size)
-            num_unread += checks.reads_members and not checks.reads(chunk)
-            if problem := problems[chunk.coords]:
-                target = reference_of(array.store, chunk.key)
-                report.add_problem(f"chunk {chunk.key}{target} {problem}")
+            num_unread += checks.leaves_unread(chunk)
+            if problem := problems[chunk.chunk_coords]:
+                reference = reference_of(array.store, chunk.key)
+                report.add_problem(f"chunk {chunk.key}{reference} {problem}")
         report.num_chunks += len(batch)
         advance(len(batch))
     advance(num_in_all - report.num_chunks)
@@ -145,9 +146,10 @@ class _Checks:
         is_read_whole = self.decoded is not None and not self.array.shards
         return isinstance(self.array.store, ZipStore) and not is_read_whole
 
-    def reads(self, chunk: StoredChunk) -> bool:
-        """Whether a member of a zip archive is short enough to be read."""
-        return not isinstance(chunk.size, int) or chunk.size <= self.max_member_bytes
+    def leaves_unread(self, chunk: StoredChunk) -> bool:
+        """Whether a chunk is a member of a zip archive that is too long to be read."""
+        is_long = isinstance(chunk.size, int) and chunk.size > self.max_member_bytes
+        return self.reads_members and is_long
 
     def problems_of(self, batch: list[StoredChunk]) -> dict[ChunkCoords, str]:
         """Return the problem of each chunk, or ""."""
@@ -156,17 +158,18 @@ class _Checks:
             arguments = [(self.array, chunk) for chunk in batch]
             lengths = sync(concurrent_map(arguments, _length_in_header, concurrency()))
         problems = {
-            chunk.coords: _problem_with_size(chunk.size, length)
+            chunk.chunk_coords: _problem_with_size(chunk.size, length)
             for chunk, length in zip(batch, lengths, strict=True)
         }
         if self.reads_members:
-            members = [chunk for chunk in batch if not problems[chunk.coords] and self.reads(chunk)]
+            intact = [chunk for chunk in batch if not problems[chunk.chunk_coords]]
+            members = [chunk for chunk in intact if not self.leaves_unread(chunk)]
             arguments = [(self.array, chunk) for chunk in members]
             found = sync(concurrent_map(arguments, _problem_of_member, concurrency()))
-            problems |= {chunk.coords: why for chunk, why in zip(members, found, strict=True)}
+            problems |= {chunk.chunk_coords: why for chunk, why in zip(members, found, strict=True)}
         if self.decoded is not None:
-            whole = [coords for coords, problem in problems.items() if not problem]
-            problems |= sync(_problems_in(self.decoded, whole))
+            to_decode = [coords for coords, problem in problems.items() if not problem]
+            problems |= sync(_problems_in(self.decoded, to_decode))
         return problems
 
 
@@ -339,10 +342,10 @@ def _report_listing(
     limits: Limits,
 ) -> None:
     """Report folders that can't be listed, how many chunks there are, misnamed and other files."""
-    errors = [each.error for each in beside if isinstance(each, UnlistedFolder)]
+    errors = [each for each in beside if isinstance(each, Exception)]
     for error in errors:
         report.add_problem(f"a folder of chunks can't be listed: {describe_error(error)}")
-    others = [each.name for each in beside if isinstance(each, OtherFile)]
+    others = [each for each in beside if isinstance(each, str) and not METADATA.fullmatch(each)]
     others += _report_misnamed(array, beside, report)
     num_chunks = report.num_chunks
     if num_chunks == limits.max_chunks:
@@ -367,12 +370,13 @@ def _report_listing(
 def _report_misnamed(array: AnyArray, beside: list[BesideChunks], report: ArrayReport) -> list[str]:
     """Report chunks that have another name; return the names of those that also have their own."""
     misnamed = [each for each in beside if isinstance(each, MisnamedChunk)]
-    present = {chunk.coords for chunk in chunks_at(array, [each.coords for each in misnamed])}
-    for coords, name in [(each.coords, each.name) for each in misnamed]:
-        if coords not in present:
-            key = join(array.path, array.metadata.encode_chunk_key(coords))
+    found = chunks_at(array, [each.chunk_coords for each in misnamed])
+    present = {chunk.chunk_coords for chunk in found}
+    for each in misnamed:
+        if each.chunk_coords not in present:
+            key = join(array.path, array.metadata.encode_chunk_key(each.chunk_coords))
             report.add_problem(
-                f"chunk {key} is missing, but there is {join(array.path, name)}: the separator or "
-                "the chunk key encoding in the metadata may be wrong"
+                f"chunk {key} is missing, but there is {join(array.path, each.name)}: the "
+                "separator or the chunk key encoding in the metadata may be wrong"
             )
-    return [each.name for each in misnamed if each.coords in present]
+    return [each.name for each in misnamed if each.chunk_coords in present]

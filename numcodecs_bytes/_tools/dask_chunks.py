@@ -96,31 +96,32 @@ def _plan_chunks(array: Any, size: int, given: dict[int, Lengths]) -> tuple[Leng
     for level, axis in itertools.product(levels, reversed(order)):
         if axis in given:
             continue
-        longest = list(map(_longest, lengths.values(), shape))
-        end = _longest(level[axis], shape[axis])
-        num = math.ceil(end / longest[axis])
-        num_that_fit = max(size // max(math.prod(longest) * array.dtype.itemsize, 1), 1)
-        if num > num_that_fit:
-            num_parts = math.ceil(num / num_that_fit)
-            lengths[axis] = _split(num, num_parts, longest[axis], shape[axis])
+        max_lengths = list(map(_max_length, lengths.values(), shape))
+        level_length = _max_length(level[axis], shape[axis])
+        num_units = math.ceil(level_length / max_lengths[axis])
+        num_that_fit = max(size // max(math.prod(max_lengths) * array.dtype.itemsize, 1), 1)
+        if num_units > num_that_fit:
+            num_parts = math.ceil(num_units / num_that_fit)
+            lengths[axis] = _split(num_units, num_parts, max_lengths[axis], shape[axis])
             break
-        lengths[axis] = end
+        lengths[axis] = level_length
     return tuple(lengths.values())
 
 
-def _longest(lengths: Lengths, length: int) -> int:
+def _max_length(lengths: Lengths, axis_length: int) -> int:
     """Return the length of the longest of Dask's chunks along an axis, at least 1."""
-    longest = lengths if isinstance(lengths, int) else max(lengths)
-    return max(min(longest, length), 1)
+    max_length = lengths if isinstance(lengths, int) else max(lengths)
+    return max(min(max_length, axis_length), 1)
 
 
-def _split(num: int, num_parts: int, unit: int, length: int) -> int:
-    """Return a length that splits every `num` units along an axis into about `num_parts` parts."""
-    if num * unit < length:  # equal parts, if they are not too small, end where stored chunks do
+def _split(num_units: int, num_parts: int, unit: int, axis_length: int) -> int:
+    """Return a length that splits each `num_units` along an axis into about `num_parts` parts."""
+    if num_units * unit < axis_length:
+        # Equal parts, if they are not too small, end where stored chunks do.
         for divisor in range(num_parts, 2 * num_parts):
-            if num % divisor == 0:
-                return num // divisor * unit
-    return math.ceil(num / num_parts) * unit
+            if num_units % divisor == 0:
+                return num_units // divisor * unit
+    return math.ceil(num_units / num_parts) * unit
 
 
 def _chunks_of_group(group: "zarr.Group", size: int) -> dict[str, Lengths]:

@@ -24,21 +24,17 @@ def report() -> JSONObject:
     why_no_parts = why_aside or why_no_parts
     codec, why_no_codec = _class_in_use(lambda: zarr.registry.get_codec_class("bytes"))
     filter_, why_no_filter = _class_in_use(_numcodecs_class)
-    # zarr 3.4.1 and newer load our data types by themselves.
-    r8 = value_or_error(zarr.dtype.data_type_registry.match_json, "r8", zarr_format=3)
-    them = "them" if hasattr(zarr.dtype, "Struct") else "them (and struct)"
-    how = f"this zarr does not load {them}; import numcodecs_bytes.zarr_data_types first"
-    why_no_types = how if isinstance(r8, Exception) else ""
+    why_no_types = _why_no_data_types()
     why_no_ml_dtypes = why_missing([row.name for row in ML_DTYPES]) or why_no_types
     values = {option.key: _value_of(option) for option in options.OPTIONS}
     in_place = options.write_in_place.key
-    mode, why_no_writes = values.pop(in_place)
+    mode, wrong_mode = values.pop(in_place)
     why_left = "arrays are left to zarr alone" if why_aside else why_no_parts  # said once
     if mode and why_left:
-        why_no_writes = f"{in_place} is {mode!r}{options.set_by(in_place)}, but {why_left}"
-    is_wrong = why_no_writes or any(error for _, error in values.values())
+        wrong_mode = f"{in_place} is {mode!r}{options.set_by(in_place)}, but {why_left}"
+    is_wrong = wrong_mode or any(error for _, error in values.values())
     by_default = "" if options.origin_of(in_place) else ", as by default"
-    why_no_writes = why_no_writes or ("" if mode else f"{in_place} is False{by_default}")
+    why_no_writes = wrong_mode or ("" if mode else f"{in_place} is False{by_default}")
     rows = [
         ("partial reads", pipeline, why_no_parts, "codec_pipeline.path"),
         ("writes in place", pipeline, why_no_writes, "" if mode and why_left else in_place),
@@ -66,6 +62,14 @@ def report() -> JSONObject:
         ],
         "unknown_options": unknown,
     }
+
+
+def _why_no_data_types() -> str:
+    """Return how to load our data types, or "": zarr 3.4.1 and newer load them by themselves."""
+    r8 = value_or_error(zarr.dtype.data_type_registry.match_json, "r8", zarr_format=3)
+    them = "them" if hasattr(zarr.dtype, "Struct") else "them (and struct)"
+    how = f"this zarr does not load {them}; import numcodecs_bytes.zarr_data_types first"
+    return how if isinstance(r8, Exception) else ""
 
 
 def lines_of(document: JSONObject) -> Iterator[str]:

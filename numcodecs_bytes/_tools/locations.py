@@ -21,30 +21,18 @@ from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._sources.stores import read_like
 from numcodecs_bytes._tools.documents import METADATA_NAMES
 
-# Files that references can point into: what they are, their first bytes, the ends of their names,
-# and the code that makes references, given the file, its folder, and the file to write.
+# The code that makes references, given the file, its folder, and the file to write.
 _KERCHUNK = "import json; from kerchunk.{} import *; json.dump({}, open({{to!r}}, 'w'){})"
+_NETCDF_3 = _KERCHUNK.format("netCDF3", "NetCDF3ToZarr({file!r}).translate()", "")
+_HDF5 = _KERCHUNK.format("hdf", "SingleHdf5ToZarr({file!r}).translate()", "")
+_TIFF = "from tifffile import *; TiffFile({file!r}).aszarr().write_fsspec({to!r}, url={folder!r})"
+_FITS = _KERCHUNK.format("fits", "process_file({file!r})", ", default=bytes.decode")
+# Files that references can point into: what they are, their first bytes, the ends of their names.
 _REFERABLE = (
-    (
-        "a NetCDF-3 file",
-        *((b"CDF",), (".nc3",)),
-        _KERCHUNK.format("netCDF3", "NetCDF3ToZarr({file!r}).translate()", ""),
-    ),
-    (
-        "an HDF5 or NetCDF-4 file",
-        *((b"\x89HDF",), (".nc", ".nc4", ".h5", ".hdf5")),
-        _KERCHUNK.format("hdf", "SingleHdf5ToZarr({file!r}).translate()", ""),
-    ),
-    (
-        "a TIFF file",
-        *((b"II*", b"II+", b"MM\0*", b"MM\0+"), (".tif", ".tiff")),
-        "from tifffile import *; TiffFile({file!r}).aszarr().write_fsspec({to!r}, url={folder!r})",
-    ),
-    (
-        "a FITS file",
-        *((b"SIMPLE",), (".fits", ".fit", ".fts")),
-        _KERCHUNK.format("fits", "process_file({file!r})", ", default=bytes.decode"),
-    ),
+    ("a NetCDF-3 file", (b"CDF",), (".nc3",), _NETCDF_3),
+    ("an HDF5 or NetCDF-4 file", (b"\x89HDF",), (".nc", ".nc4", ".h5", ".hdf5"), _HDF5),
+    ("a TIFF file", (b"II*", b"II+", b"MM\0*", b"MM\0+"), (".tif", ".tiff"), _TIFF),
+    ("a FITS file", (b"SIMPLE",), (".fits", ".fit", ".fts"), _FITS),
 )
 _WRITABLE = "migrate needs a folder, or a URL that fsspec can write to, with Zarr v2 metadata"
 _PAGE = "in docs/recipes.md"
@@ -97,8 +85,8 @@ def open_store(
 async def _is_repository(store: Store) -> bool:
     """Whether a store has the file `repo` of Icechunk 2, or the branch `main` of Icechunk 1."""
     prototype = default_buffer_prototype()
-    file = await store.get("repo", prototype, RangeByteRequest(0, 3))
-    if file is not None and file.to_bytes().startswith(b"ICE"):
+    start = await store.get("repo", prototype, RangeByteRequest(0, 3))
+    if start is not None and start.to_bytes().startswith(b"ICE"):
         return True
     return await store.get("refs/branch.main/ref.json", prototype) is not None
 
@@ -245,8 +233,8 @@ read_like(References, zarr.storage.FsspecStore)
 def _open_references(location: str, options: JSONObject) -> Store:
     _need("fsspec", "kerchunk")
     if options.keys().isdisjoint({"target_options", "remote_options", "remote_protocol"}):
-        target = {"target_options": options} if "://" in location else {}
-        options = {"remote_options": options, **target}
+        of_references = {"target_options": options} if "://" in location else {}
+        options = {"remote_options": options, **of_references}
     source: str | JSONObject = location
     if location.endswith(".json"):
         source = _read_references(location, options.pop("target_options", {}))

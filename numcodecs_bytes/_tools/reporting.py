@@ -1,8 +1,13 @@
-"""What the commands report: errors in words, and of `check`, its findings, limits and progress."""
+"""What the commands report: errors in words, or as bugs; of `check`, findings, limits, progress."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from importlib.metadata import packages_distributions
+from traceback import walk_tb
 from typing import Protocol
+
+# What this package raises on purpose, and what odd metadata or a lack of something lead to.
+_EXPECTED = (ImportError, MemoryError, OSError, RecursionError, ValueError, Warning)
 
 
 def printable(line: str) -> str:
@@ -23,6 +28,30 @@ def explain_error(error: Exception) -> str:
     says_all = isinstance(error, FileNotFoundError | ImportError | ValueError)
     says_all = says_all or (isinstance(error, OSError) and error.errno is None)
     return str(error) if says_all and str(error) else describe_error(error)
+
+
+def is_bug(error: Exception) -> bool:
+    """Whether an error of Python was raised by a line of this package, and not on purpose.
+
+    Code of others, such as stores and codecs, is called by `value_or_error` where its errors are
+    expected; where they are not, the innermost frame tells whose the error is.
+    """
+    if isinstance(error, _EXPECTED) or type(error).__module__ != "builtins":
+        return False
+    installed = packages_distributions()
+    for frame, _ in reversed(list(walk_tb(error.__traceback__))):
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package == "numcodecs_bytes":
+            return True
+        if package in installed:
+            return False
+    return True  # in `__main__`, for example
+
+
+def raise_if_bug(error: object) -> None:
+    """Raise an error again if it is a bug."""
+    if isinstance(error, Exception) and is_bug(error):
+        raise error
 
 
 @dataclass

@@ -1,16 +1,19 @@
-"""Where a command prints, and its exit status."""
+"""Prints what a command finds, as text or JSON, and says with which status it ends."""
 
 import enum
+import json
 import os
 import sys
 import traceback
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from numcodecs_bytes._tools.bugs import is_bug
-from numcodecs_bytes._tools.reporting import explain_error, printable
+from numcodecs_bytes._core.configuration import JSONObject
+from numcodecs_bytes._tools.reporting import explain_error, is_bug, printable
 
 
 class Status(enum.IntEnum):
-    """The exit status of a command; of several stores, the highest."""
+    """The exit status of a command: the highest of all that it finds."""
 
     FINE = 0
     PROBLEMS = 1  # or nothing is found
@@ -20,9 +23,22 @@ class Status(enum.IntEnum):
     CLOSED = 141  # stdout was closed, as by `head`; the same
 
 
-def status_of(error: Exception) -> Status:
-    """Return the exit status after an error."""
-    return Status.BUG if is_bug(error) else Status.FAILED
+class Finding(NamedTuple):
+    """What a command finds, yielded as soon as it is found; the last one has the JSON document."""
+
+    status: Status = Status.FINE
+    text: str = ""  # a part of the report
+    message: str = ""  # for stderr: it is no part of the report
+    document: JSONObject | None = None  # the report
+
+
+def failure(what: str, error: Exception, document: JSONObject | None = None) -> Finding:
+    """Return what failed and why; or, with a traceback, that this is a bug."""
+    reason = reason_of(error)
+    if is_bug(error):
+        message = "".join(traceback.format_exception(error)) + reason
+        return Finding(Status.BUG, message=message, document=document)
+    return Finding(Status.FAILED, message=f"{what}: {reason}", document=document)
 
 
 def reason_of(error: Exception) -> str:
@@ -31,8 +47,31 @@ def reason_of(error: Exception) -> str:
     return f"this is a bug of numcodecs_bytes, please report it: {why}" if is_bug(error) else why
 
 
-def print_or_exit(text: str, status: Status) -> None:
-    """Print to stdout; if that fails, exit: with `status` if it was closed on purpose."""
+def print_findings(findings: Iterable[Finding], *, as_json: bool) -> Status:
+    """Print each finding as soon as it is yielded, or the document as JSON; return the status."""
+    status = Status.FINE
+    for finding in findings:
+        status = max(status, finding.status)
+        is_last = finding.document is not None
+        print_to_stderr(finding.message)
+        if not as_json:
+            _print_or_exit(finding.text, status if is_last else Status.CLOSED)
+        elif is_last:  # JSON leaves DEL as it is
+            text = json.dumps(finding.document, indent=2).replace("\x7f", "\\u007f")
+            _print_or_exit(text, status)
+    return status
+
+
+def print_to_stderr(text: str) -> None:
+    """Print what is no part of the report, if there is anything."""
+    if text:
+        print(_printable_lines(text), file=sys.stderr)
+
+
+def _print_or_exit(text: str, status: Status) -> None:
+    """Print to stdout, if there is anything; if it was closed on purpose, exit with `status`."""
+    if not text:
+        return
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # may lack characters of names
     encoded = _printable_lines(text).encode(encoding, "backslashreplace")
     try:
@@ -43,19 +82,6 @@ def print_or_exit(text: str, status: Status) -> None:
             status = Status.FAILED
             print_to_stderr(f"can't print the report: {error.strerror}")
         sys.exit(status)
-
-
-def print_to_stderr(text: str) -> None:
-    """Print what is no part of the report."""
-    print(_printable_lines(text), file=sys.stderr)
-
-
-def print_error(what: str, error: Exception) -> None:
-    """Print what failed and why; or, with a traceback, that this is a bug."""
-    if is_bug(error):
-        print_to_stderr("".join(traceback.format_exception(error)) + reason_of(error))
-    else:
-        print_to_stderr(f"{what}: {reason_of(error)}")
 
 
 def _printable_lines(text: str) -> str:

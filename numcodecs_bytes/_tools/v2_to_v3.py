@@ -51,7 +51,7 @@ def v3_document(old: JSONObject) -> JSONObject:
     except TypeError as error:  # of a codec's configuration
         raise ValueError(explain_error(error)) from error
     dtype = pack_dtype(metadata.dtype.to_native_dtype())
-    filters, serializer, of_bytes = _split(metadata)
+    filters, serializer, of_bytes = _split_codecs(metadata)
     before = [_v3_codec(codec, dtype) for codec in filters]
     after = [_v3_codec(codec, dtype) for codec in of_bytes]
     if metadata.order == "F":
@@ -88,7 +88,7 @@ def _without_codecs(old: JSONObject, metadata: ArrayV2Metadata, dtype: AnyDType)
     data_type = struct_of(dtype) if dtype.names else metadata.dtype
     scalar: object = metadata.fill_value
     if old.get("fill_value") is None:  # as zarr reads an element of a missing chunk
-        scalar = np.asarray(_array(old | {"shape": [1], "chunks": [1], "order": "C"})[...])[0]
+        scalar = np.asarray(_empty_array(old | {"shape": [1], "chunks": [1], "order": "C"})[...])[0]
     if dtype.names:
         scalar = np.asarray(scalar).astype(data_type.to_native_dtype())[()]
     separator = metadata.dimension_separator
@@ -108,7 +108,7 @@ def _without_codecs(old: JSONObject, metadata: ArrayV2Metadata, dtype: AnyDType)
 Codecs = list[Numcodec]
 
 
-def _split(metadata: ArrayV2Metadata) -> tuple[Codecs, Numcodec | None, Codecs]:
+def _split_codecs(metadata: ArrayV2Metadata) -> tuple[Codecs, Numcodec | None, Codecs]:
     """Split codecs: filters of arrays; `Bytes`, a codec of variable-length data or None; others."""
     filters, serializer, of_bytes = Codecs(), None, Codecs()
     for codec in [*(metadata.filters or ()), metadata.compressor]:
@@ -150,7 +150,7 @@ def _v3_codec(codec: Numcodec, dtype: AnyDType) -> JSONObject:
     return {"name": name if is_specified else f"numcodecs.{name}", "configuration": config}
 
 
-def _array(document: JSONObject) -> AnyArray:
+def _empty_array(document: JSONObject) -> AnyArray:
     """Return an array in memory of which nothing is stored."""
     return array_of(document, StorePath(MemoryStore()))
 
@@ -194,15 +194,13 @@ def _sample(dtype: AnyDType, shape: tuple[int, ...]) -> Array:
 def compare(store_path: StorePath, old: JSONObject, new: JSONObject) -> None:
     """Raise ValueError unless an array's first chunk reads the same with either metadata."""
     arrays = [array_of(document, store_path) for document in (old, new)]
-    for found in find_chunks(arrays[0]):
-        if isinstance(found, StoredChunk) and not isinstance(found.size, IsADirectoryError):
-            _compare_chunk(arrays, found.coords)
-            return
-
-
-def _compare_chunk(arrays: list[AnyArray], coords: tuple[int, ...]) -> None:
-    name = f"chunk {arrays[0].metadata.encode_chunk_key(coords)}"
-    both = value_or_error(lambda: [np.asarray(array.blocks[coords]) for array in arrays])
+    stored = (found for found in find_chunks(arrays[0]) if isinstance(found, StoredChunk))
+    files = (chunk for chunk in stored if not isinstance(chunk.size, IsADirectoryError))
+    first = next(files, None)
+    if first is None:
+        return
+    name = f"chunk {arrays[0].metadata.encode_chunk_key(first.chunk_coords)}"
+    both = value_or_error(lambda: [np.asarray(a.blocks[first.chunk_coords]) for a in arrays])
     if isinstance(both, Exception):
         why = explain_error(both)
         raise ValueError(f"{name} can't be read: {why}") from both  # noqa: TRY004
@@ -222,7 +220,7 @@ def disagreements(old: JSONObject, new: JSONObject) -> list[str]:
 
 def _compared_properties(document: JSONObject) -> dict[str, object]:
     """Return the properties that must be equal in two Zarr v3 documents, by name."""
-    array: Any = _array(document)
+    array: Any = _empty_array(document)
     described = []
     for codec in array.metadata.codecs:
         codec_document: JSONObject = codec.to_dict()
