@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from zarr.core.buffer import NDBuffer
+from zarr.core.buffer import NDBuffer, gpu
 from zarr.storage import LocalStore
 
 from numcodecs_bytes._pipeline.array_access import ArrayAccess, ArrayAccessMixin
@@ -105,10 +105,15 @@ class BatchWrite:
         check_readable(self.access.codec, first.spec)
         if is_in_shard(first.byte_getter) or not (is_in_parts or self._may_write_whole()):
             return
-        from numcodecs_bytes._write.batch import plan_writes  # only if it is needed
+        from numcodecs_bytes._write.batch import Values, plan_writes  # only if it is needed
 
+        values = Values(self.value)
+        if type(self.value) is gpu.NDBuffer:
+            from numcodecs_bytes._gpu.values import GPUValues
+
+            values = GPUValues(self.value)
         layout_of, num_threads = self.access.layout_of, self.access.num_threads
-        self.planned = await plan_writes(self.requests, layout_of, self.value, mode=mode)
+        self.planned = await plan_writes(self.requests, layout_of, values, mode=mode)
         await self.planned.write(self.drop_axes, num_threads, is_required=mode == "require")
 
     def _may_write_whole(self) -> bool:

@@ -14,7 +14,6 @@ import numpy as np
 
 from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import Array, UInt8Array, UInt64Array
-from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave_to_zarr
 from numcodecs_bytes._plan.plan import RunPlan, plan_of, shape_of
 from numcodecs_bytes._runtime.threads import IsWanted
@@ -62,9 +61,8 @@ class FileSpace:
 class WritableFile(ABC, Generic[SelectionPlan]):
     """The file of a chunk, or of a shard, and what is written to it."""
 
-    def __init__(self, chunk: ChunkWrite, layout: Layout, batch: WriteBatch) -> None:
-        self.chunk, self._batch = chunk, batch
-        self._layout = layout  # of the chunk, or of the inner chunks of a shard
+    def __init__(self, chunk: ChunkWrite, batch: WriteBatch) -> None:
+        self.chunk, self._batch, self._layout = chunk, batch, chunk.layout
         self._planned: WritePlan[SelectionPlan] | None = None
         self._lacks_space = False  # whether the file must be replaced, with the exclusive lock
 

@@ -11,8 +11,6 @@ import logging
 import time
 from collections.abc import Sequence
 
-from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.shards import ShardLayout
 from numcodecs_bytes._runtime.threads import IsWanted
 from numcodecs_bytes._runtime.workers import num_threads_for
 from numcodecs_bytes._write.chunk_file import ChunkFile, WriteBatch
@@ -64,13 +62,8 @@ async def write_in_place(
 
 
 def _file_of(chunk: ChunkWrite, batch: WriteBatch) -> _AnyFile:
-    """Return the file of a chunk or a shard, whose layout `plan_writes` has found."""
-    layout = chunk.layout
-    if isinstance(layout, ShardLayout):
-        return ShardFile(chunk, layout, batch)
-    if isinstance(layout, Layout):
-        return ChunkFile(chunk, layout, batch)
-    raise TypeError(f"no layout: {layout!r}")
+    """Return the file of a chunk or a shard."""
+    return ChunkFile(chunk, batch) if chunk.shard is None else ShardFile(chunk, chunk.shard, batch)
 
 
 async def _try_all(

@@ -34,7 +34,7 @@ class ShardFile(WritableFile[AnyShardPlan]):
     """The file of a shard, and what is written to its inner chunks."""
 
     def __init__(self, chunk: ChunkWrite, shard: ShardLayout, batch: WriteBatch) -> None:
-        super().__init__(chunk, shard.inner, batch)
+        super().__init__(chunk, batch)
         self._shard = shard
         # Where inner chunks may begin: after the index, if that is at the start.
         self._data_start = shard.index_bytes if shard.is_index_first else 0
