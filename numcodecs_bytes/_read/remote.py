@@ -35,28 +35,24 @@ from numcodecs_bytes._sources.stores import ObjectExtent, locator_for
 from numcodecs_bytes._zarr_api.versions import HAS_RESULTS
 
 
-class ZarrCallbacks(NamedTuple):
-    """What reads chunks that can't be read here."""
+class Batch(NamedTuple):
+    """What a batch does for the chunks of it that are requested."""
 
     # Lets zarr read chunks; raises its errors.
-    read: Callable[[Sequence[ChunkRead]], Awaitable[None]]
+    let_zarr_read: Callable[[Sequence[ChunkRead]], Awaitable[None]]
     # Leaves chunks to zarr because of an own bug.
     record_own_bug: Callable[[Sequence[ChunkRead], Exception], None]
+    # Returns where the metadata of the array are in its store.
+    metadata_path: Callable[[], str]
 
 
-async def read(
-    reads: Sequence[ObjectRead],
-    out: Output,
-    limit: int | None,
-    zarr_callbacks: ZarrCallbacks,
-    metadata_path: Callable[[], str],
-) -> None:
+async def read(reads: Sequence[ObjectRead], out: Output, limit: int | None, batch: Batch) -> None:
     """Read objects, at most `limit` at a time, and record what became of their chunks.
 
-    `metadata_path` returns where the metadata of the array are in its store. After an error, no
-    other object is requested; it is raised when all requests in flight have ended.
+    After an error, no other object is requested; it is raised when all requests in flight have
+    ended.
     """
-    reader = _ObjectReader(out, zarr_callbacks, metadata_path)
+    reader = _ObjectReader(out, batch)
     await concurrent_map([(each,) for each in reads], reader.read, limit)
     error, reader.error = reader.error, None
     if error is not None:
@@ -71,8 +67,7 @@ class _ObjectReader:
     """Reads objects that hold chunks of a batch; see `read`."""
 
     out: Output
-    zarr_callbacks: ZarrCallbacks
-    metadata_path: Callable[[], str]
+    batch: Batch
     metadata_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     error: Exception | None = None  # the first one, after which nothing is read
     why_wrong: str = ""  # of the first wrong answer, after which nothing is requested
@@ -83,14 +78,14 @@ class _ObjectReader:
         try:
             failure = None if self.error else await self._read_or_leave(planned)
             if failure is not None and not self.error:
-                await self.zarr_callbacks.read(planned.chunks)
+                await self.batch.let_zarr_read(planned.chunks)
                 await _record_failure(planned, failure, num_failures)
         except Exception as error:  # noqa: BLE001 # raised when all have ended
             self.error = self.error or error
 
     async def _read_or_leave(self, planned: ObjectRead) -> Answer | None:
         """Read an object, or leave its chunks to zarr; return an answer that may be a strike."""
-        with own_bugs.catch(partial(self.zarr_callbacks.record_own_bug, planned.chunks)):
+        with own_bugs.catch(partial(self.batch.record_own_bug, planned.chunks)):
             try:
                 return await self._settle(planned)
             except LeftToZarr as why:
@@ -174,7 +169,7 @@ class _ObjectReader:
             if not (state.has_answered or self.why_wrong):
                 planned.target.num_requests += 1
                 with contextlib.suppress(LeftToZarr):  # or it has been given up meanwhile
-                    extent = locator_for(store)(self.metadata_path())
+                    extent = locator_for(store)(self.batch.metadata_path())
                     if isinstance(extent, ObjectExtent):
                         # Its time tells nothing: a store may keep metadata in memory.
                         await RemoteObject(extent).get_range(0, 1, is_timed=False)

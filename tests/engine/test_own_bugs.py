@@ -66,7 +66,7 @@ def test_zarr_reads_what_we_can_t(array, broken, caplog, error):
     "place",
     [
         "_pipeline.array_access.ArrayLayouts",
-        "_pipeline.reads.chunk_reads",
+        "_pipeline.batch_read.chunk_reads",
         "_read.chunk_read.ChunkRead.report_to_traces",
     ],
 )
@@ -244,7 +244,7 @@ def test_one_of_several_is_zarr_s(array, monkeypatch, caplog):
             self.bugs.record(chunks, error)
         raise ValueError("of both")
 
-    monkeypatch.setattr("numcodecs_bytes._pipeline.reads.BatchRead.read_files", fail)
+    monkeypatch.setattr("numcodecs_bytes._pipeline.batch_read.BatchRead._read_files", fail)
     with pytest.raises(ValueError, match="of both") as raised:
         array[1]
     assert [record.exc_info[1] for record in caplog.records] == [ours]
