@@ -69,7 +69,7 @@ class BatchRead:
             raise
         finally:
             if self.bugs.errors:
-                own_bugs.log_all(self.bugs.errors)
+                self.bugs.log()
         results = [{"status": chunk.outcome.status} for chunk in self.chunks]
         return tuple(results) if HAS_RESULTS else None
 

@@ -10,6 +10,7 @@ from zarr.storage import LocalStore
 
 from numcodecs_bytes._pipeline.array_access import ArrayAccess, ArrayAccessMixin
 from numcodecs_bytes._pipeline.array_layouts import check_readable
+from numcodecs_bytes._pipeline.batch_bugs import BatchBugs
 from numcodecs_bytes._pipeline.explain import LengthCheck, length_check
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._runtime import own_bugs, traces
@@ -46,13 +47,12 @@ class PartialWriteMixin(ArrayAccessMixin):
                 self._check_required_is_set()
             await batch.write(mode)
         except Exception as error:  # whichever it is: it is only given a note
-            own_bugs.forget_alike(batch.bugs, error)
+            batch.bugs.forget_or_mention(error)
             if requests and not is_in_shard(requests[0].byte_getter):  # the shard will be named
                 add_name(error, requests[0].byte_getter, "writing", len(requests))
             raise
         finally:
-            if batch.bugs:
-                own_bugs.log_all(batch.bugs)
+            batch.bugs.log()
 
     async def _write_by_zarr(
         self, requests: Sequence[ChunkRequest], value: NDBuffer, drop_axes: tuple[int, ...]
@@ -71,7 +71,7 @@ class BatchWrite:
     value: NDBuffer
     drop_axes: tuple[int, ...]
     write_by_zarr: WriteByZarr
-    bugs: list[Exception] = field(default_factory=list)
+    bugs: BatchBugs = field(default_factory=BatchBugs)
     planned: "Writes | None" = None  # None: zarr writes all
 
     async def write(self, mode: WriteMode) -> None:
@@ -83,13 +83,16 @@ class BatchWrite:
             try:
                 await self._write_here(mode)
             except Exception as error:
-                if mode == "require" or self._has_begun() or not own_bugs.is_own_bug(error):
+                # Elements that may have been written must not be written again.
+                left = self.planned.left if self.planned is not None else []
+                has_begun = any(chunk.is_changed for chunk in left)
+                if mode == "require" or has_begun or not own_bugs.is_own_bug(error):
                     raise
-                self.bugs.append(error)
+                self.bugs.record((), error)
             if self.planned is None:
                 await self.write_by_zarr(self.requests, self.value, self.drop_axes)
-            elif left := [chunk.request for chunk in self.planned.left]:
-                await self.write_by_zarr(left, self.planned.values.buffer, self.drop_axes)
+            elif requests := [chunk.request for chunk in self.planned.left]:
+                await self.write_by_zarr(requests, self.planned.values.buffer, self.drop_axes)
         finally:
             if traces.active and self.planned is not None:
                 with own_bugs.catch(own_bugs.log):
@@ -126,7 +129,3 @@ class BatchWrite:
             self.access.layout_of(first.spec)
             return True
         return False
-
-    def _has_begun(self) -> bool:
-        """Whether some elements of a chunk may have been written: then zarr must not write it."""
-        return self.planned is not None and any(chunk.is_changed for chunk in self.planned.left)
