@@ -25,12 +25,12 @@ def groups_in_buffers(chunks: Sequence[Chunk], array: GPUArray) -> list[Group[Ch
 async def each_group(
     groups: Sequence[Group[Chunk]],
     array: GPUArray,
-    process: Callable[[Group[Chunk], Array], Awaitable[None]],
+    transfer: Callable[[Group[Chunk], Array], Awaitable[None]],
 ) -> None:
-    """Process groups, each with an array in host memory, in which its chunks get their places.
+    """Transfer groups, each through an array in host memory, in which its chunks get their places.
 
-    About as many chunks are processed at once as zarr would. After an error, no other group begins,
-    and all have ended before it is raised.
+    About as many chunks are read or written at once as zarr would. After an error, no other group
+    begins, and all have ended before it is raised.
     """
     num_chunks = sum([len(group.chunks) for group in groups])
     limit = concurrency() or num_chunks
@@ -38,7 +38,7 @@ async def each_group(
 
     has_failed = False
 
-    async def process_one(group: Group[Chunk]) -> None:
+    async def transfer_one(group: Group[Chunk]) -> None:
         nonlocal has_failed
         async with at_once:
             if has_failed:
@@ -47,12 +47,12 @@ async def each_group(
                 async with buffers.HostMemory(shape_of(group.box), array) as host:
                     for chunk in group.chunks:
                         chunk.out_selection = out_selection_in_box(group.box, chunk.out_selection)
-                    await process(group, host)
+                    await transfer(group, host)
             except BaseException:
                 has_failed = True
                 raise
 
-    results = await asyncio.gather(*map(process_one, groups), return_exceptions=True)
+    results = await asyncio.gather(*map(transfer_one, groups), return_exceptions=True)
     try:
         for error in results:
             if error is not None:
@@ -68,9 +68,9 @@ def upload(group: Group[Chunk], host: Array, device: GPUArray, chunks: Sequence[
     fill_box = sum([size_of(chunk.out_selection) for chunk in chunks]) == host.size
     with device.device:
         stream = cupy().cuda.get_current_stream()
-        target = device[(*group.box, ...)] if are_slices(group.box) else None
-        if fill_box and target is not None and target.flags.c_contiguous:
-            target.set(host, stream)
+        view = device[(*group.box, ...)] if are_slices(group.box) else None
+        if fill_box and view is not None and view.flags.c_contiguous:
+            view.set(host, stream)
         else:
             copy = cupy().empty(host.shape, host.dtype)
             copy.set(host, stream)

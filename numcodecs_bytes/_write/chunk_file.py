@@ -147,30 +147,30 @@ class WritableFile(ABC, Generic[SelectionPlan]):
         """Write to what has space in a file."""
         if space.file is None or not space.placed:
             return
-        target = WrittenFile(space.file.descriptor, is_wanted)
+        file = WrittenFile(space.file.descriptor, is_wanted)
         self.chunk.is_changed = True
         try:
-            self._write_elements(target, space.placed, in_hulls=space.file.is_exclusive)
+            self._write_elements(file, space.placed, in_hulls=space.file.is_exclusive)
         except OSError:  # the call that failed changed nothing, but those before it may have
-            self.chunk.is_changed = target.is_changed
+            self.chunk.is_changed = file.is_changed
             raise
         self._record_written(space.placed, space.file)
 
     def _write_new_file(self, space: FileSpace, is_wanted: IsWanted) -> None:
         """Make the file, or a copy with more space that replaces it."""
         with locks.new_file(self.chunk.path, space.file) as new:
-            target = WrittenFile(new, is_wanted)
-            placed = self._fill(target, space)
-            self._write_elements(target, placed, in_hulls=True)
+            file = WrittenFile(new, is_wanted)
+            placed = self._fill(file, space)
+            self._write_elements(file, placed, in_hulls=True)
         self.chunk.is_changed = True
         self._record_written(placed, space.file)
 
     def _write_elements(
-        self, target: WrittenFile, placed: Sequence[PlacedElements], *, in_hulls: bool
+        self, file: WrittenFile, placed: Sequence[PlacedElements], *, in_hulls: bool
     ) -> None:
         """Write elements, in hulls if that is allowed and faster."""
         in_hulls &= self._plan.in_hulls
-        write_file.write_all(target, self._layout, placed, in_hulls=in_hulls)
+        write_file.write_all(file, self._layout, placed, in_hulls=in_hulls)
 
     def _stored_fill_value(self) -> UInt8Array:
         fill_value: Array = np.full(1, self.chunk.fill_value, self._layout.dtype)

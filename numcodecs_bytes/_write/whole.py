@@ -127,16 +127,16 @@ def _replace_file(
 ) -> None:
     """Write a file beside the chunk, and give it the chunk's name."""
     name = path + suffix
-    target = WrittenFile(make_file(name), is_wanted)
+    file = WrittenFile(make_file(name), is_wanted)
     try:
         try:
             start = 0
             for block in blocks:
                 raw = as_bytes(encode_array(block, stored))
-                write_runs(target, raw, [start], len(raw))
+                write_runs(file, raw, [start], len(raw))
                 start += len(raw)
         finally:
-            os.close(target.descriptor)
+            os.close(file.descriptor)
         raise_if_cancelled(is_wanted)
         os.replace(name, path)
     except BaseException:
