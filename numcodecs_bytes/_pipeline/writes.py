@@ -123,9 +123,8 @@ class BatchWrite:
         """Whether chunks may be written whole here: a quick test, without imports."""
         first = self.requests[0]
         is_local = type(getattr(first.byte_getter, "store", None)) is LocalStore
-        if not (is_local and any(request.is_complete for request in self.requests)):
-            return False
-        with contextlib.suppress(LeftToZarr):
-            self.access.layout_of(first.spec)
-            return True
+        if is_local and any(request.is_complete for request in self.requests):
+            with contextlib.suppress(LeftToZarr):
+                self.access.layout_of(first.spec)
+                return True
         return False

@@ -116,7 +116,7 @@ async def plan_writes(
     `mode` is the option ``write_in_place``. Raises RuntimeError if it is "require", and part of a
     chunk can't be written in place.
     """
-    chunks = [ChunkWrite(request, request.out_selection) for request in requests]
+    chunks = [ChunkWrite(request) for request in requests]
     for chunk in chunks:
         try:
             _plan(chunk, layout_of, values, may_write_parts=bool(mode))
@@ -139,7 +139,7 @@ async def plan_writes(
 
 def _plan(chunk: ChunkWrite, layout_of: LayoutOf, values: Values, *, may_write_parts: bool) -> None:
     """Find where a chunk is written, and how; raise `LeftToZarr` if zarr has to write it."""
-    chunk.out_selection = values.out_selection_of(chunk.out_selection)
+    chunk.out_selection = values.out_selection_of(chunk.request.out_selection)
     layout = layout_of(chunk.request.spec)
     if isinstance(layout, ShardLayout):
         chunk.shard, chunk.layout = layout, layout.inner

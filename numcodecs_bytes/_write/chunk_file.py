@@ -149,8 +149,9 @@ class WritableFile(ABC, Generic[SelectionPlan]):
             return
         file = WrittenFile(space.file.descriptor, is_wanted)
         self.chunk.is_changed = True
+        in_hulls = self._plan.in_hulls and space.file.is_exclusive
         try:
-            self._write_elements(file, space.placed, in_hulls=space.file.is_exclusive)
+            write_file.write_all(file, self._layout, space.placed, in_hulls=in_hulls)
         except OSError:  # the call that failed changed nothing, but those before it may have
             self.chunk.is_changed = file.is_changed
             raise
@@ -161,16 +162,9 @@ class WritableFile(ABC, Generic[SelectionPlan]):
         with locks.new_file(self.chunk.path, space.file) as new:
             file = WrittenFile(new, is_wanted)
             placed = self._fill(file, space)
-            self._write_elements(file, placed, in_hulls=True)
+            write_file.write_all(file, self._layout, placed, in_hulls=self._plan.in_hulls)
         self.chunk.is_changed = True
         self._record_written(placed, space.file)
-
-    def _write_elements(
-        self, file: WrittenFile, placed: Sequence[PlacedElements], *, in_hulls: bool
-    ) -> None:
-        """Write elements, in hulls if that is allowed and faster."""
-        in_hulls &= self._plan.in_hulls
-        write_file.write_all(file, self._layout, placed, in_hulls=in_hulls)
 
     def _stored_fill_value(self) -> UInt8Array:
         fill_value: Array = np.full(1, self.chunk.fill_value, self._layout.dtype)

@@ -35,9 +35,9 @@ class ChunkWrite:
     """What is written to a part of a chunk, or all of it, and what became of it."""
 
     request: ChunkRequest  # zarr's, which is passed on if the chunk is left to zarr
-    out_selection: OutSelection  # in the values
-    # How its elements are stored, or those of a shard's inner chunks; set unless zarr writes it.
-    layout: Layout = field(init=False)
+    # These two are set unless zarr writes it.
+    out_selection: OutSelection = field(init=False)  # in the values
+    layout: Layout = field(init=False)  # of the chunk, or of the inner chunks of a shard
     shard: ShardLayout | None = None  # if it is one
     path: str = ""  # of its file; "" if zarr writes it
     outcome: Outcome = PENDING
