@@ -61,27 +61,27 @@ async def each_group(
         del results  # the frames of the errors refer to this one, and to the output
 
 
-def upload(group: Group[Chunk], host: Array, device: GPUArray, chunks: Sequence[Chunk]) -> None:
+def upload(group: Group[Chunk], host: Array, array: GPUArray, chunks: Sequence[Chunk]) -> None:
     """Copy some chunks of a group to the output on a GPU, and wait until they are there."""
     if not chunks:
         return
     fill_box = sum([size_of(chunk.out_selection) for chunk in chunks]) == host.size
-    with device.device:
+    with array.device:
         stream = cupy().cuda.get_current_stream()
-        view = device[(*group.box, ...)] if are_slices(group.box) else None
+        view = array[(*group.box, ...)] if are_slices(group.box) else None
         if fill_box and view is not None and view.flags.c_contiguous:
             view.set(host, stream)
         else:
             copy = cupy().empty(host.shape, host.dtype)
             copy.set(host, stream)
             for chunk in chunks:
-                device[out_selection_outside_box(group.box, chunk.out_selection)] = copy[
+                array[out_selection_outside_box(group.box, chunk.out_selection)] = copy[
                     (*chunk.out_selection, ...)
                 ]
         stream.synchronize()
 
 
-def download(group: Group[Chunk], device: GPUArray, host: Array) -> None:
+def download(group: Group[Chunk], array: GPUArray, host: Array) -> None:
     """Copy the box of a group from values on a GPU, and wait until it is there."""
-    with device.device:
-        device[(*group.box, ...)].get(out=host)
+    with array.device:
+        array[(*group.box, ...)].get(out=host)

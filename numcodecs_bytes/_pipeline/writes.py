@@ -20,7 +20,7 @@ from numcodecs_bytes._zarr_api.names import add_name
 from numcodecs_bytes._zarr_api.options import WriteMode, write_in_place
 
 if TYPE_CHECKING:
-    from numcodecs_bytes._write.batch import Writes
+    from numcodecs_bytes._write.batch import PlannedWrites
 
 WriteByZarr = Callable[[Sequence[ChunkRequest], NDBuffer, tuple[int, ...]], Awaitable[None]]
 
@@ -72,7 +72,7 @@ class BatchWrite:
     drop_axes: tuple[int, ...]
     write_by_zarr: WriteByZarr
     bugs: BatchBugs = field(default_factory=BatchBugs)
-    planned: "Writes | None" = None  # None: zarr writes all
+    planned: "PlannedWrites | None" = None  # None: zarr writes all
 
     async def write(self, mode: WriteMode) -> None:
         """Write whole chunks together, and parts in place if that is asked for; zarr the rest.

@@ -18,7 +18,7 @@ from numcodecs_bytes._runtime.threads import run_in_thread, write_pool
 from numcodecs_bytes._sources.files import path_of_file
 from numcodecs_bytes._sources.stores import root_of, store_of
 from numcodecs_bytes._write import locks
-from numcodecs_bytes._write.chunk_file import WriteBatch
+from numcodecs_bytes._write.chunk_file import InPlaceBatch
 from numcodecs_bytes._write.chunk_write import ChunkWrite, ValuesError
 from numcodecs_bytes._write.in_place import write_in_place
 from numcodecs_bytes._write.whole import write_whole
@@ -76,7 +76,7 @@ class Values:
         await write(chunks, self._array)
 
 
-class Writes(NamedTuple):
+class PlannedWrites(NamedTuple):
     """The chunks of a batch, and how they are written: whole, in place, or by zarr."""
 
     chunks: list[ChunkWrite]
@@ -97,7 +97,7 @@ class Writes(NamedTuple):
         whole = partial(write_whole, drop_axes=drop_axes, num_threads=num_threads)
 
         async def in_place(chunks: Sequence[ChunkWrite], array: Array) -> None:
-            await write_in_place(chunks, WriteBatch(array, drop_axes, is_required), num_threads)
+            await write_in_place(chunks, InPlaceBatch(array, drop_axes, is_required), num_threads)
 
         ways: tuple[tuple[Write, bool], ...] = (whole, True), (in_place, False)
         for write, is_whole in ways:
@@ -110,7 +110,7 @@ class Writes(NamedTuple):
 
 async def plan_writes(
     requests: Sequence[ChunkRequest], layout_of: LayoutOf, values: Values, *, mode: WriteMode
-) -> Writes:
+) -> PlannedWrites:
     """Return how chunks are written, given what zarr requests.
 
     `mode` is the option ``write_in_place``. Raises RuntimeError if it is "require", and part of a
@@ -119,7 +119,7 @@ async def plan_writes(
     chunks = [ChunkWrite(request) for request in requests]
     for chunk in chunks:
         try:
-            _plan(chunk, layout_of, values, may_write_parts=bool(mode))
+            _plan_chunk(chunk, layout_of, values, may_write_parts=bool(mode))
         except LeftToZarr as why:
             leave_to_zarr([chunk], why)
     if mode == "require":
@@ -134,10 +134,12 @@ async def plan_writes(
             for chunk in chunks:
                 chunk.path = ""
             leave_to_zarr(chunks, ValuesError(error))
-    return Writes(chunks, values)
+    return PlannedWrites(chunks, values)
 
 
-def _plan(chunk: ChunkWrite, layout_of: LayoutOf, values: Values, *, may_write_parts: bool) -> None:
+def _plan_chunk(
+    chunk: ChunkWrite, layout_of: LayoutOf, values: Values, *, may_write_parts: bool
+) -> None:
     """Find where a chunk is written, and how; raise `LeftToZarr` if zarr has to write it."""
     chunk.out_selection = values.out_selection_of(chunk.request.out_selection)
     layout = layout_of(chunk.request.spec)

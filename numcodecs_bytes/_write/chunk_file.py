@@ -28,7 +28,7 @@ from numcodecs_bytes._zarr_api.names import name_of_chunk
 MAX_TRIES = 100
 
 
-class WriteBatch(NamedTuple):
+class InPlaceBatch(NamedTuple):
     """What is written to parts of chunks together, and how."""
 
     values: Array
@@ -61,7 +61,7 @@ class FileSpace:
 class WritableFile(ABC, Generic[SelectionPlan]):
     """The file of a chunk, or of a shard, and what is written to it."""
 
-    def __init__(self, chunk: ChunkWrite, batch: WriteBatch) -> None:
+    def __init__(self, chunk: ChunkWrite, batch: InPlaceBatch) -> None:
         self.chunk, self._batch, self._layout = chunk, batch, chunk.layout
         self._planned: WritePlan[SelectionPlan] | None = None
         self._lacks_space = False  # whether the file must be replaced, with the exclusive lock

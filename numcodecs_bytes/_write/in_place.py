@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from numcodecs_bytes._runtime.threads import IsWanted
 from numcodecs_bytes._runtime.workers import num_threads_for
-from numcodecs_bytes._write.chunk_file import ChunkFile, WriteBatch
+from numcodecs_bytes._write.chunk_file import ChunkFile, InPlaceBatch
 from numcodecs_bytes._write.chunk_write import ChunkWrite, write_each
 from numcodecs_bytes._write.shard_file import ShardFile
 from numcodecs_bytes._zarr_api.names import add_name, name_of_chunk
@@ -36,7 +36,7 @@ logger = logging.getLogger("numcodecs_bytes")
 
 
 async def write_in_place(
-    chunks: Sequence[ChunkWrite], batch: WriteBatch, num_threads: int | None
+    chunks: Sequence[ChunkWrite], batch: InPlaceBatch, num_threads: int | None
 ) -> None:
     """Write to parts of chunks, and record the outcome of each.
 
@@ -61,13 +61,13 @@ async def write_in_place(
         await asyncio.sleep(min(pause, MAX_WAIT_SECONDS))
 
 
-def _file_of(chunk: ChunkWrite, batch: WriteBatch) -> _AnyFile:
+def _file_of(chunk: ChunkWrite, batch: InPlaceBatch) -> _AnyFile:
     """Return the file of a chunk or a shard."""
     return ChunkFile(chunk, batch) if chunk.shard is None else ShardFile(chunk, chunk.shard, batch)
 
 
 async def _try_all(
-    batch: WriteBatch, waiting: Sequence[_AnyFile], num_threads: int | None
+    batch: InPlaceBatch, waiting: Sequence[_AnyFile], num_threads: int | None
 ) -> tuple[list[_AnyFile], bool]:
     """Try all writes; return those whose files are locked, and whether a thread was to be had."""
     locked: list[_AnyFile] = []
