@@ -47,8 +47,7 @@ class GPUOutput(NamedTuple):
 
         # CuPy may be other than we know it.
         with own_bugs.catch(lambda bug: self.record_own_bug(list(waiting.values()), bug)):
-            groups = staging.groups_in_buffers(here, self.array)
-            await staging.each_group(groups, self.array, read_group)
+            await staging.transfer_in_groups(here, self.array, read_group)
 
 
 def gpu_output(

@@ -17,25 +17,20 @@ from numcodecs_bytes._plan.out_selections import are_slices, shape_of, size_of
 from numcodecs_bytes._zarr_api.versions import concurrency
 
 
-def groups_in_buffers(chunks: Sequence[Chunk], array: GPUArray) -> list[Group[Chunk]]:
-    """Return chunks of an array on a GPU in groups that fit into a buffer."""
-    return groups_of(chunks, buffers.BUFFER_BYTES // array.dtype.itemsize)
-
-
-async def each_group(
-    groups: Sequence[Group[Chunk]],
+async def transfer_in_groups(
+    chunks: Sequence[Chunk],
     array: GPUArray,
     transfer: Callable[[Group[Chunk], Array], Awaitable[None]],
 ) -> None:
-    """Transfer groups, each through an array in host memory, in which its chunks get their places.
+    """Transfer chunks of an array on a GPU, in groups that fit into a buffer.
 
-    About as many chunks are read or written at once as zarr would. After an error, no other group
-    begins, and all have ended before it is raised.
+    Each group has an array in host memory, in which its chunks get their places. About as many
+    chunks are read or written at once as zarr would. After an error, no other group begins, and all
+    have ended before it is raised.
     """
-    num_chunks = sum([len(group.chunks) for group in groups])
-    limit = concurrency() or num_chunks
-    at_once = asyncio.Semaphore(max(round(limit * len(groups) / max(num_chunks, 1)), 1))
-
+    groups = groups_of(chunks, buffers.BUFFER_BYTES // array.dtype.itemsize)
+    limit = concurrency() or len(chunks)
+    at_once = asyncio.Semaphore(max(round(limit * len(groups) / max(len(chunks), 1)), 1))
     has_failed = False
 
     async def transfer_one(group: Group[Chunk]) -> None:

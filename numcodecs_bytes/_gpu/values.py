@@ -37,5 +37,4 @@ class GPUValues(Values):
             staging.download(group, self._array, host)
             await write(group.chunks, host)
 
-        groups = staging.groups_in_buffers(chunks, self._array)
-        await staging.each_group(groups, self._array, download_and_write)
+        await staging.transfer_in_groups(chunks, self._array, download_and_write)

@@ -42,7 +42,10 @@ async def write_in_place(
 
     If they must be written in place, whatever the values raise is raised.
     """
-    waiting = [_file_of(chunk, batch) for chunk in chunks]
+    waiting: list[_AnyFile] = [
+        ChunkFile(chunk, batch) if chunk.shard is None else ShardFile(chunk, chunk.shard, batch)
+        for chunk in chunks
+    ]
     begun, has_warned = time.monotonic(), False
     while True:
         waiting, has_thread = await _try_all(batch, waiting, num_threads)
@@ -59,11 +62,6 @@ async def write_in_place(
             raise InterruptedError(f"the program ended while a write waited to lock {name}")
         pause = max(seconds / NUM_WAITS, FIRST_WAIT_SECONDS)
         await asyncio.sleep(min(pause, MAX_WAIT_SECONDS))
-
-
-def _file_of(chunk: ChunkWrite, batch: InPlaceBatch) -> _AnyFile:
-    """Return the file of a chunk or a shard."""
-    return ChunkFile(chunk, batch) if chunk.shard is None else ShardFile(chunk, chunk.shard, batch)
 
 
 async def _try_all(
