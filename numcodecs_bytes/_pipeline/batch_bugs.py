@@ -25,7 +25,7 @@ class BatchBugs:
         """Record an own bug, and leave chunks to zarr."""
         self.errors.append(error)
         if self.access is not None:
-            self.access.own_bug = own_bugs.text_of(error)
+            self.access.own_bug = _summary_of(error)
         leave_to_zarr(chunks, LeftToZarr("numcodecs_bytes itself failed"))
 
     def forget_or_mention(self, error: Exception) -> None:
@@ -34,7 +34,7 @@ class BatchBugs:
         if own_bugs.forget_alike(self.errors, error):
             name = ""
         if self.errors:  # of another kind
-            name = own_bugs.text_of(self.errors[-1])
+            name = _summary_of(self.errors[-1])
         if self.access is not None:
             self.access.own_bug = name
         if name:
@@ -44,3 +44,7 @@ class BatchBugs:
     def log(self) -> None:
         """Log what was not forgotten."""
         own_bugs.log_all(self.errors)
+
+
+def _summary_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -68,15 +68,15 @@ def forget_alike(bugs: list[Exception], error: Exception) -> bool:
 
     NumPy, for example, has at most 64 dimensions, with zarr alone as well.
     """
-    others = [bug for bug in bugs if text_of(bug) != text_of(error)]
+    others = [bug for bug in bugs if _text_of(bug) != _text_of(error)]
     has_alike = len(others) < len(bugs)
     bugs[:] = others
     return has_alike
 
 
-def text_of(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     """Return the class of an error and its message, without notes, even if `str` fails."""
-    return traceback.format_exception_only(error)[0].rstrip()
+    return traceback.format_exception_only(error)[0]
 
 
 def log_all(bugs: list[Exception]) -> None:
