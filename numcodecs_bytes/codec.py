@@ -163,10 +163,10 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
             stored = stored_dtype(self.dtype, self.endian)
             self._check_whole(raw, stored.itemsize)
             return decode_array(raw, stored, self.dtype)
-        target = self._target(out)
-        stored = stored_dtype(target.dtype, self.endian)
-        check_length(raw.size, target.shape, target.dtype, stored, "the chunk decoded into out")
-        decode_into(raw, stored, target)
+        out_view = self._out_view(out)
+        stored = stored_dtype(out_view.dtype, self.endian)
+        check_length(raw.size, out_view.shape, out_view.dtype, stored, "the chunk decoded into out")
+        decode_into(raw, stored, out_view)
         return out
 
     def get_config(self) -> JSONObject:
@@ -250,32 +250,32 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
                 f"a multiple of {item_size} for {self.dtype}"
             )
 
-    def _target(self, out: "ArrayOrBuffer") -> Array:
+    def _out_view(self, out: "ArrayOrBuffer") -> Array:
         """Return `out` as an array of the elements that are decoded into it."""
-        target = _as_array(out)
-        if isinstance(out, np.generic) or not target.flags.writeable:
+        out_view = _as_array(out)
+        if isinstance(out, np.generic) or not out_view.flags.writeable:
             raise ValueError(
                 f"out must be writable, got a read-only {type(out).__name__}; pass a copy"
             )
-        dtype = target.dtype
+        dtype = out_view.dtype
         check_storable(dtype)
         if self.dtype is None:
             if not has_byte_order(dtype):
                 self._check_untyped()
-            return target
+            return out_view
         if has_same_elements(dtype, self.dtype):
-            return target
+            return out_view
         if dtype != np.uint8 and (dtype.type is not np.void or dtype.names is not None):
             raise TypeError(
                 f"the data type of out is not that of the codec: got {dtype}, expected "
                 f"{self.dtype} in either byte order, or uint8"
             )
-        if not (target.flags.c_contiguous or target.flags.f_contiguous):
+        if not (out_view.flags.c_contiguous or out_view.flags.f_contiguous):
             raise ValueError(
-                f"an untyped out must be contiguous, got strides {target.strides} for shape "
-                f"{target.shape} of {target.dtype}; pass an out of {self.dtype}"
+                f"an untyped out must be contiguous, got strides {out_view.strides} for shape "
+                f"{out_view.shape} of {out_view.dtype}; pass an out of {self.dtype}"
             )
-        memory = as_bytes(target)
+        memory = as_bytes(out_view)
         self._check_whole(memory, self.dtype.itemsize)
         return memory.view(self.dtype)
 

@@ -176,8 +176,8 @@ def reached_from(*places):
         (["_read/local", "_read/in_file"], ["_read/remote", "_read/object_plans"]),
         (["_read/remote", "_read/object_plans"], ["_read/local", "_read/in_file"]),
         (["_read/output", "_core/copy"], ["_sources/", "_read/local", "_read/remote"]),
-        (["_read/", "_gpu/"], ["_write/"]),
-        (["_write/"], ["_read/"]),
+        (["_read/", "_gpu/output"], ["_write/"]),
+        (["_write/", "_gpu/values"], ["_read/"]),
     ],
     ids=["locate", "plan", "fetch from files", "request", "scatter", "read", "write"],
 )

@@ -1,7 +1,7 @@
 """The kernels: array -> stored bytes and back.
 
-Elements in host memory are copied and byte-swapped here, by `copy_elements`; `copy_gpu` has the
-kernels for arrays on a GPU. Partial reads put their bytes together in `_read.output`.
+Elements in host memory are copied and byte-swapped here, by `copy_elements`; `_gpu.kernels` has
+the kernels for arrays on a GPU. Partial reads put their bytes together in `_read.output`.
 
 Throughout this module `stored` is the stored dtype, as `stored_dtype` returns it, and `raw` the
 stored bytes: uint8, shape ``(num_bytes,)``. Callers have checked that sizes match, and that the two

@@ -1,7 +1,7 @@
 """Copies that are eight times as slow on some processors, and where memory begins to avoid them.
 
 AMD's Zen 3 and Zen 4 have a fast ``rep movsb``, with which the system copies between files and
-memory, and the C library in memory. It is slow if the target lies a few bytes after the source,
+memory, and the C library in memory. It is slow if the destination is a few bytes after the source,
 modulo 4,096. GB/s of `os.preadv` from the page cache, 4 MiB at a time, by that distance:
 
 | distance         |    0 |   1 |   8 |  15 |   16 |   31 |   32 |   64 | 2,048 | 4,080 |
@@ -57,21 +57,21 @@ def _cpuinfo() -> str:
 slow_distances = slow_distances_of(_cpuinfo())  # empty on all other processors
 
 
-def is_slow(source: Position, target: Position, num_bytes: int) -> bool:
+def is_slow(source: Position, destination: Position, num_bytes: int) -> bool:
     """Whether this processor is slow to copy so many bytes from one position to another."""
     if not slow_distances or num_bytes < MIN_SLOW_BYTES:
         return False
-    return (_address_of(target) - _address_of(source)) % ALIAS_BYTES in slow_distances
+    return (_address_of(destination) - _address_of(source)) % ALIAS_BYTES in slow_distances
 
 
-def begin_between(source: Position, target: Position) -> int:
+def begin_between(source: Position, destination: Position) -> int:
     """Return where in a page memory begins to which, and from which, a copy is fast.
 
     Each of the two copies rules out at most one of `_BEGINNINGS`.
     """
     if not slow_distances:
         return 0
-    start, end = _address_of(source), _address_of(target)
+    start, end = _address_of(source), _address_of(destination)
     return next(
         begin
         for begin in _BEGINNINGS

@@ -1,1 +1,1 @@
-"""All that knows a GPU: kernels, below; page-locked buffers, staging and the output, above."""
+"""All that knows a GPU: kernels, below; page-locked buffers, staging, output and values, above."""

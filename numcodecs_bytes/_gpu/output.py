@@ -14,14 +14,16 @@ from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._runtime import own_bugs
 
+# Leaves chunks to zarr because of an own bug.
+RecordOwnBug = Callable[[Sequence[ChunkRead], Exception], None]
+
 
 class GPUOutput(NamedTuple):
     """An array on a GPU that a batch is read into, part by part; see `Output`."""
 
     array: GPUArray
     on_host: Output  # without its memory
-    # Leaves chunks to zarr because of an own bug.
-    record_own_bug: Callable[[Sequence[ChunkRead], Exception], None]
+    record_own_bug: RecordOwnBug
 
     async def read_chunks(
         self,
@@ -45,21 +47,33 @@ class GPUOutput(NamedTuple):
 
         # CuPy may be other than we know it.
         with own_bugs.catch(lambda bug: self.record_own_bug(list(waiting.values()), bug)):
-            groups = staging.groups_in_buffers(here, self.array)
-            await staging.each_group(groups, self.array, read_group)
+            await staging.transfer_in_groups(here, self.array, read_group)
 
 
-def leave_what_is_faster(chunks: Sequence[ChunkRead]) -> None:
-    """Leave chunks to zarr that it reads faster to a GPU.
-
-    For most of a chunk that fits into no buffer, this package took up to 1.2 times as long. zarr
-    can't read every shard to a GPU, nor what is behind codecs that convert elements.
-    """
+def gpu_output(
+    array: GPUArray,
+    on_host: Output,
+    chunks: Sequence[ChunkRead],
+    record_own_bug: RecordOwnBug,
+    *,
+    is_v2: bool,
+) -> GPUOutput:
+    """Return the output for an array on a GPU; leave chunks to zarr that it reads faster."""
     for chunk in chunks:
-        layout, size = chunk.layout, size_of(chunk.out_selection)
-        if not isinstance(layout, Layout) or layout.element_codecs is not None:
-            continue
-        is_large = size * layout.dtype.itemsize > buffers.BUFFER_BYTES
-        if chunk.extent is not None and is_large and 2 * size > math.prod(layout.shape):
+        if not is_v2 and _is_faster_by_zarr(chunk):
             chunk.extent = None
             leave_to_zarr([chunk], LeftToZarr("most of a large chunk is read to a GPU"))
+    return GPUOutput(array, on_host, record_own_bug)
+
+
+def _is_faster_by_zarr(chunk: ChunkRead) -> bool:
+    """Whether zarr reads a chunk faster to a GPU: most of one that fits into no buffer.
+
+    This package took up to 1.2 times as long. zarr can't read every chunk of Zarr v2 to a GPU, nor
+    every shard, nor what is behind codecs that convert elements.
+    """
+    layout, size = chunk.layout, size_of(chunk.out_selection)
+    if chunk.extent is None or not isinstance(layout, Layout) or layout.element_codecs is not None:
+        return False
+    is_large = size * layout.dtype.itemsize > buffers.BUFFER_BYTES
+    return is_large and 2 * size > math.prod(layout.shape)

@@ -17,28 +17,23 @@ from numcodecs_bytes._plan.out_selections import are_slices, shape_of, size_of
 from numcodecs_bytes._zarr_api.versions import concurrency
 
 
-def groups_in_buffers(chunks: Sequence[Chunk], array: GPUArray) -> list[Group[Chunk]]:
-    """Return chunks of an array on a GPU in groups that fit into a buffer."""
-    return groups_of(chunks, buffers.BUFFER_BYTES // array.dtype.itemsize)
-
-
-async def each_group(
-    groups: Sequence[Group[Chunk]],
+async def transfer_in_groups(
+    chunks: Sequence[Chunk],
     array: GPUArray,
-    process: Callable[[Group[Chunk], Array], Awaitable[None]],
+    transfer: Callable[[Group[Chunk], Array], Awaitable[None]],
 ) -> None:
-    """Process groups, each with an array in host memory, in which its chunks get their places.
+    """Transfer chunks of an array on a GPU, in groups that fit into a buffer.
 
-    About as many chunks are processed at once as zarr would. After an error, no other group begins,
-    and all have ended before it is raised.
+    Each group has an array in host memory, in which its chunks get their places. About as many
+    chunks are read or written at once as zarr would. After an error, no other group begins, and all
+    have ended before it is raised.
     """
-    num_chunks = sum([len(group.chunks) for group in groups])
-    limit = concurrency() or num_chunks
-    at_once = asyncio.Semaphore(max(round(limit * len(groups) / max(num_chunks, 1)), 1))
-
+    groups = groups_of(chunks, buffers.BUFFER_BYTES // array.dtype.itemsize)
+    limit = concurrency() or len(chunks)
+    at_once = asyncio.Semaphore(max(round(limit * len(groups) / max(len(chunks), 1)), 1))
     has_failed = False
 
-    async def process_one(group: Group[Chunk]) -> None:
+    async def transfer_one(group: Group[Chunk]) -> None:
         nonlocal has_failed
         async with at_once:
             if has_failed:
@@ -47,12 +42,12 @@ async def each_group(
                 async with buffers.HostMemory(shape_of(group.box), array) as host:
                     for chunk in group.chunks:
                         chunk.out_selection = out_selection_in_box(group.box, chunk.out_selection)
-                    await process(group, host)
+                    await transfer(group, host)
             except BaseException:
                 has_failed = True
                 raise
 
-    results = await asyncio.gather(*map(process_one, groups), return_exceptions=True)
+    results = await asyncio.gather(*map(transfer_one, groups), return_exceptions=True)
     try:
         for error in results:
             if error is not None:
@@ -61,27 +56,27 @@ async def each_group(
         del results  # the frames of the errors refer to this one, and to the output
 
 
-def upload(group: Group[Chunk], host: Array, device: GPUArray, chunks: Sequence[Chunk]) -> None:
+def upload(group: Group[Chunk], host: Array, array: GPUArray, chunks: Sequence[Chunk]) -> None:
     """Copy some chunks of a group to the output on a GPU, and wait until they are there."""
     if not chunks:
         return
     fill_box = sum([size_of(chunk.out_selection) for chunk in chunks]) == host.size
-    with device.device:
+    with array.device:
         stream = cupy().cuda.get_current_stream()
-        target = device[(*group.box, ...)] if are_slices(group.box) else None
-        if fill_box and target is not None and target.flags.c_contiguous:
-            target.set(host, stream)
+        view = array[(*group.box, ...)] if are_slices(group.box) else None
+        if fill_box and view is not None and view.flags.c_contiguous:
+            view.set(host, stream)
         else:
             copy = cupy().empty(host.shape, host.dtype)
             copy.set(host, stream)
             for chunk in chunks:
-                device[out_selection_outside_box(group.box, chunk.out_selection)] = copy[
+                array[out_selection_outside_box(group.box, chunk.out_selection)] = copy[
                     (*chunk.out_selection, ...)
                 ]
         stream.synchronize()
 
 
-def download(group: Group[Chunk], device: GPUArray, host: Array) -> None:
+def download(group: Group[Chunk], array: GPUArray, host: Array) -> None:
     """Copy the box of a group from values on a GPU, and wait until it is there."""
-    with device.device:
-        device[(*group.box, ...)].get(out=host)
+    with array.device:
+        array[(*group.box, ...)].get(out=host)

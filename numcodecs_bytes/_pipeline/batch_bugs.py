@@ -1,13 +1,12 @@
-"""Own bugs while a batch is read: zarr reads its chunks, and the array from now on."""
+"""Own bugs while a batch is read or written: zarr does it instead."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
 from numcodecs_bytes._pipeline.array_access import ArrayAccess
-from numcodecs_bytes._plan.outcome import LeftToZarr, leave_to_zarr
-from numcodecs_bytes._read.chunk_read import ChunkRead
+from numcodecs_bytes._plan.outcome import HasOutcome, LeftToZarr, leave_to_zarr
 from numcodecs_bytes._runtime import own_bugs
 
 
@@ -15,30 +14,37 @@ from numcodecs_bytes._runtime import own_bugs
 class BatchBugs:
     """The own bugs of a batch, which are logged when it ends, unless zarr fails just so."""
 
-    access: ArrayAccess
+    access: ArrayAccess | None = None  # of reads: after an own bug, zarr reads the array
     errors: list[Exception] = field(default_factory=list)
 
-    def catch(self, chunks: Sequence[ChunkRead] = ()) -> own_bugs.catch:
+    def catch(self, chunks: Iterable[HasOutcome] = ()) -> own_bugs.catch:
         """Return a context that leaves chunks to zarr after an own bug."""
         return own_bugs.catch(partial(self.record, chunks))
 
-    def record(self, chunks: Sequence[ChunkRead], error: Exception) -> None:
-        """Record an own bug: chunks are left to zarr, and the array is from now on."""
+    def record(self, chunks: Iterable[HasOutcome], error: Exception) -> None:
+        """Record an own bug, and leave chunks to zarr."""
         self.errors.append(error)
-        self.access.own_bug = _text_of(error)
+        if self.access is not None:
+            self.access.own_bug = _summary_of(error)
         leave_to_zarr(chunks, LeftToZarr("numcodecs_bytes itself failed"))
 
     def forget_or_mention(self, error: Exception) -> None:
         """Forget own bugs if zarr fails just so; else name them in its error."""
+        name = "" if self.access is None else self.access.own_bug
         if own_bugs.forget_alike(self.errors, error):
-            self.access.own_bug = ""
+            name = ""
         if self.errors:  # of another kind
-            self.access.own_bug = _text_of(self.errors[-1])
-        if self.access.own_bug:
+            name = _summary_of(self.errors[-1])
+        if self.access is not None:
+            self.access.own_bug = name
+        if name:
             with contextlib.suppress(AttributeError, TypeError):  # some errors are immutable
-                had_failed = f"numcodecs_bytes itself had failed: {self.access.own_bug}"
-                error.add_note(f"before, {had_failed}")
+                error.add_note(f"before, numcodecs_bytes itself had failed: {name}")
+
+    def log(self) -> None:
+        """Log what was not forgotten."""
+        own_bugs.log_all(self.errors)
 
 
-def _text_of(error: Exception) -> str:
+def _summary_of(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

@@ -69,7 +69,7 @@ class BatchRead:
             raise
         finally:
             if self.bugs.errors:
-                own_bugs.log_all(self.bugs.errors)
+                self.bugs.log()
         results = [{"status": chunk.outcome.status} for chunk in self.chunks]
         return tuple(results) if HAS_RESULTS else None
 
@@ -122,11 +122,9 @@ class BatchRead:
         on_host = Output.of_caller(array, self.drop_axes)
         if not is_on_gpu:
             return on_host
-        from numcodecs_bytes._gpu import output as of_gpu  # only if it is needed
+        from numcodecs_bytes._gpu.output import gpu_output  # only if it is needed
 
-        if not access.is_v2:  # zarr can't read all of them
-            of_gpu.leave_what_is_faster(self.chunks)
-        return of_gpu.GPUOutput(array, on_host, self.bugs.record)
+        return gpu_output(array, on_host, self.chunks, self.bugs.record, is_v2=access.is_v2)
 
     async def _fetch(self, chunks: Sequence[ChunkRead], out: Output) -> None:
         """Plan, fetch and scatter chunks into an output in host memory; zarr reads others."""

@@ -5,11 +5,12 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from zarr.core.buffer import NDBuffer
+from zarr.core.buffer import NDBuffer, gpu
 from zarr.storage import LocalStore
 
 from numcodecs_bytes._pipeline.array_access import ArrayAccess, ArrayAccessMixin
 from numcodecs_bytes._pipeline.array_layouts import check_readable
+from numcodecs_bytes._pipeline.batch_bugs import BatchBugs
 from numcodecs_bytes._pipeline.explain import LengthCheck, length_check
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._runtime import own_bugs, traces
@@ -19,7 +20,7 @@ from numcodecs_bytes._zarr_api.names import add_name
 from numcodecs_bytes._zarr_api.options import WriteMode, write_in_place
 
 if TYPE_CHECKING:
-    from numcodecs_bytes._write.batch import Writes
+    from numcodecs_bytes._write.batch import PlannedWrites
 
 WriteByZarr = Callable[[Sequence[ChunkRequest], NDBuffer, tuple[int, ...]], Awaitable[None]]
 
@@ -46,13 +47,12 @@ class PartialWriteMixin(ArrayAccessMixin):
                 self._check_required_is_set()
             await batch.write(mode)
         except Exception as error:  # whichever it is: it is only given a note
-            own_bugs.forget_alike(batch.bugs, error)
+            batch.bugs.forget_or_mention(error)
             if requests and not is_in_shard(requests[0].byte_getter):  # the shard will be named
                 add_name(error, requests[0].byte_getter, "writing", len(requests))
             raise
         finally:
-            if batch.bugs:
-                own_bugs.log_all(batch.bugs)
+            batch.bugs.log()
 
     async def _write_by_zarr(
         self, requests: Sequence[ChunkRequest], value: NDBuffer, drop_axes: tuple[int, ...]
@@ -71,8 +71,8 @@ class BatchWrite:
     value: NDBuffer
     drop_axes: tuple[int, ...]
     write_by_zarr: WriteByZarr
-    bugs: list[Exception] = field(default_factory=list)
-    planned: "Writes | None" = None  # None: zarr writes all
+    bugs: BatchBugs = field(default_factory=BatchBugs)
+    planned: "PlannedWrites | None" = None  # None: zarr writes all
 
     async def write(self, mode: WriteMode) -> None:
         """Write whole chunks together, and parts in place if that is asked for; zarr the rest.
@@ -83,13 +83,16 @@ class BatchWrite:
             try:
                 await self._write_here(mode)
             except Exception as error:
-                if mode == "require" or self._has_begun() or not own_bugs.is_own_bug(error):
+                # Elements that may have been written must not be written again.
+                left = self.planned.left if self.planned is not None else []
+                has_begun = any(chunk.is_changed for chunk in left)
+                if mode == "require" or has_begun or not own_bugs.is_own_bug(error):
                     raise
-                self.bugs.append(error)
+                self.bugs.record((), error)
             if self.planned is None:
                 await self.write_by_zarr(self.requests, self.value, self.drop_axes)
-            elif left := [chunk.request for chunk in self.planned.left]:
-                await self.write_by_zarr(left, self.planned.values.buffer, self.drop_axes)
+            elif requests := [chunk.request for chunk in self.planned.left]:
+                await self.write_by_zarr(requests, self.planned.values.buffer, self.drop_axes)
         finally:
             if traces.active and self.planned is not None:
                 with own_bugs.catch(own_bugs.log):
@@ -105,23 +108,23 @@ class BatchWrite:
         check_readable(self.access.codec, first.spec)
         if is_in_shard(first.byte_getter) or not (is_in_parts or self._may_write_whole()):
             return
-        from numcodecs_bytes._write.batch import plan_writes  # only if it is needed
+        from numcodecs_bytes._write.batch import Values, plan_writes  # only if it is needed
 
+        values = Values(self.value)
+        if type(self.value) is gpu.NDBuffer:
+            from numcodecs_bytes._gpu.values import GPUValues
+
+            values = GPUValues(self.value)
         layout_of, num_threads = self.access.layout_of, self.access.num_threads
-        self.planned = await plan_writes(self.requests, layout_of, self.value, mode=mode)
+        self.planned = await plan_writes(self.requests, layout_of, values, mode=mode)
         await self.planned.write(self.drop_axes, num_threads, is_required=mode == "require")
 
     def _may_write_whole(self) -> bool:
         """Whether chunks may be written whole here: a quick test, without imports."""
         first = self.requests[0]
         is_local = type(getattr(first.byte_getter, "store", None)) is LocalStore
-        if not (is_local and any(request.is_complete for request in self.requests)):
-            return False
-        with contextlib.suppress(LeftToZarr):
-            self.access.layout_of(first.spec)
-            return True
+        if is_local and any(request.is_complete for request in self.requests):
+            with contextlib.suppress(LeftToZarr):
+                self.access.layout_of(first.spec)
+                return True
         return False
-
-    def _has_begun(self) -> bool:
-        """Whether some elements of a chunk may have been written: then zarr must not write it."""
-        return self.planned is not None and any(chunk.is_changed for chunk in self.planned.left)

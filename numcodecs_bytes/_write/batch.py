@@ -6,21 +6,19 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from zarr.core.buffer import NDBuffer, cpu, gpu
+from zarr.core.buffer import NDBuffer, cpu
 from zarr.storage import LocalStore
 
 from numcodecs_bytes._core.copy import may_be_mapped
 from numcodecs_bytes._core.dtypes import Array, has_same_elements
-from numcodecs_bytes._plan.groups import Group
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.out_selections import OutSelection, is_within, out_selection_of
 from numcodecs_bytes._plan.outcome import Compressed, LeftToZarr, ZarrFails, leave_to_zarr
-from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
+from numcodecs_bytes._plan.shards import LayoutOf, ShardLayout
 from numcodecs_bytes._runtime.threads import run_in_thread, write_pool
 from numcodecs_bytes._sources.files import path_of_file
 from numcodecs_bytes._sources.stores import root_of, store_of
 from numcodecs_bytes._write import locks
-from numcodecs_bytes._write.chunk_file import WriteBatch
+from numcodecs_bytes._write.chunk_file import InPlaceBatch
 from numcodecs_bytes._write.chunk_write import ChunkWrite, ValuesError
 from numcodecs_bytes._write.in_place import write_in_place
 from numcodecs_bytes._write.whole import write_whole
@@ -32,6 +30,7 @@ from numcodecs_bytes._zarr_api.options import WriteMode, set_by
 # written in place: that takes 20 ms. If they are larger, zarr writes those chunks.
 MAPPED_COPY_BYTES = 1 << 26
 
+_TYPES_OF_NUMPY: tuple[type, ...] = (np.ndarray, np.memmap)
 
 # Writes chunks from an array in host memory, given what each of them is of it.
 Write = Callable[[Sequence[ChunkWrite], Array], Awaitable[None]]
@@ -43,11 +42,11 @@ class Values:
     def __init__(self, buffer: NDBuffer) -> None:
         self.buffer = buffer
         self._array: Any = buffer.as_ndarray_like()  # of any kind that zarr takes
-
-    @property
-    def may_be_mapped(self) -> bool:
-        """Whether they may be mapped from a file, which a write may change."""
-        return may_be_mapped(self._array)
+        # Whether they may be mapped from a file, which a write may change.
+        self.may_be_mapped = may_be_mapped(self._array)
+        # Whether zarr passes them on to codecs as they are.
+        is_of_numpy = type(self._array) in _TYPES_OF_NUMPY
+        self.are_of_known_kind = is_of_numpy and type(buffer) is cpu.NDBuffer
 
     @property
     def num_bytes(self) -> float:
@@ -62,13 +61,11 @@ class Values:
         # Not np.array: it trusts the `__array__` of others, which may ignore `copy`.
         return Values(type(self.buffer).from_ndarray_like(np.asanyarray(self._array).copy()))
 
-    def are_elements_of(self, layout: AnyLayout) -> bool:
+    def are_elements_of(self, layout: Layout) -> bool:
         """Whether whole chunks of a layout can be written from them: zarr converts others."""
-        if not isinstance(layout, Layout) or layout.element_codecs or not layout.item_size:
-            return False  # a shard, nothing to write, or what zarr itself encodes
-        is_of_numpy = type(self._array) in (np.ndarray, np.memmap)
-        is_known = (is_of_numpy and type(self.buffer) is cpu.NDBuffer) or type(self) is GPUValues
-        return is_known and has_same_elements(self._array.dtype, layout.dtype)
+        if layout.element_codecs or not layout.item_size:
+            return False  # what zarr itself encodes, or nothing to write
+        return self.are_of_known_kind and has_same_elements(self._array.dtype, layout.dtype)
 
     def out_selection_of(self, selector: Any) -> Any:
         """Return what a chunk is of the values, given what zarr passes."""
@@ -79,36 +76,7 @@ class Values:
         await write(chunks, self._array)
 
 
-class GPUValues(Values):
-    """Values on a GPU: they are written group by group, each from host memory of its own."""
-
-    @property
-    def may_be_mapped(self) -> bool:
-        """Whether they may be mapped from a file: memory of a GPU is not."""
-        return False
-
-    def out_selection_of(self, selector: Any) -> OutSelection:
-        """Return what a chunk is of the values; raise `LeftToZarr` if they have another shape."""
-        if not self._array.shape:  # a single value for all elements
-            return ()
-        out_selection = out_selection_of(selector)
-        if not is_within(out_selection, self._array.shape):
-            raise LeftToZarr("the values have another shape than the selection")
-        return out_selection
-
-    async def write(self, chunks: Sequence[ChunkWrite], write: Write) -> None:
-        """Write chunks, group by group."""
-        from numcodecs_bytes._gpu import staging  # only if it is needed
-
-        async def download_and_write(group: Group[ChunkWrite], host: Array) -> None:
-            staging.download(group, self._array, host)
-            await write(group.chunks, host)
-
-        groups = staging.groups_in_buffers(chunks, self._array)
-        await staging.each_group(groups, self._array, download_and_write)
-
-
-class Writes(NamedTuple):
+class PlannedWrites(NamedTuple):
     """The chunks of a batch, and how they are written: whole, in place, or by zarr."""
 
     chunks: list[ChunkWrite]
@@ -129,7 +97,7 @@ class Writes(NamedTuple):
         whole = partial(write_whole, drop_axes=drop_axes, num_threads=num_threads)
 
         async def in_place(chunks: Sequence[ChunkWrite], array: Array) -> None:
-            await write_in_place(chunks, WriteBatch(array, drop_axes, is_required), num_threads)
+            await write_in_place(chunks, InPlaceBatch(array, drop_axes, is_required), num_threads)
 
         ways: tuple[tuple[Write, bool], ...] = (whole, True), (in_place, False)
         for write, is_whole in ways:
@@ -141,18 +109,17 @@ class Writes(NamedTuple):
 
 
 async def plan_writes(
-    requests: Sequence[ChunkRequest], layout_of: LayoutOf, value: NDBuffer, *, mode: WriteMode
-) -> Writes:
-    """Return how chunks are written, given what zarr passes.
+    requests: Sequence[ChunkRequest], layout_of: LayoutOf, values: Values, *, mode: WriteMode
+) -> PlannedWrites:
+    """Return how chunks are written, given what zarr requests.
 
     `mode` is the option ``write_in_place``. Raises RuntimeError if it is "require", and part of a
     chunk can't be written in place.
     """
-    values = GPUValues(value) if type(value) is gpu.NDBuffer else Values(value)
-    chunks = [ChunkWrite(request, request.out_selection) for request in requests]
+    chunks = [ChunkWrite(request) for request in requests]
     for chunk in chunks:
         try:
-            _plan(chunk, layout_of, values, may_write_parts=bool(mode))
+            _plan_chunk(chunk, layout_of, values, may_write_parts=bool(mode))
         except LeftToZarr as why:
             leave_to_zarr([chunk], why)
     if mode == "require":
@@ -167,17 +134,23 @@ async def plan_writes(
             for chunk in chunks:
                 chunk.path = ""
             leave_to_zarr(chunks, ValuesError(error))
-    return Writes(chunks, values)
+    return PlannedWrites(chunks, values)
 
 
-def _plan(chunk: ChunkWrite, layout_of: LayoutOf, values: Values, *, may_write_parts: bool) -> None:
+def _plan_chunk(
+    chunk: ChunkWrite, layout_of: LayoutOf, values: Values, *, may_write_parts: bool
+) -> None:
     """Find where a chunk is written, and how; raise `LeftToZarr` if zarr has to write it."""
-    chunk.out_selection = values.out_selection_of(chunk.out_selection)
-    chunk.layout = layout_of(chunk.request.spec)
+    chunk.out_selection = values.out_selection_of(chunk.request.out_selection)
+    layout = layout_of(chunk.request.spec)
+    if isinstance(layout, ShardLayout):
+        chunk.shard, chunk.layout = layout, layout.inner
+    else:
+        chunk.layout = layout
     path = _find_path(chunk.request.byte_getter)
     if not chunk.request.is_complete:
         _check_in_place(chunk.layout, values, is_on=may_write_parts)
-    elif not values.are_elements_of(chunk.layout):
+    elif chunk.shard is not None or not values.are_elements_of(chunk.layout):
         raise LeftToZarr("zarr converts its values, or it is a shard")
     chunk.path = path
 
@@ -195,10 +168,9 @@ def _find_path(setter: Any) -> str:
     return path_of_file(root, setter.path)
 
 
-def _check_in_place(layout: AnyLayout, values: Values, *, is_on: bool) -> None:
+def _check_in_place(layout: Layout, values: Values, *, is_on: bool) -> None:
     """Raise `LeftToZarr` unless part of a chunk can be written in place."""
-    inner = layout.inner if isinstance(layout, ShardLayout) else layout
-    if inner.element_codecs is not None:
+    if layout.element_codecs is not None:
         raise LeftToZarr("codecs convert its elements")
     if values.may_be_mapped and values.num_bytes > MAPPED_COPY_BYTES:
         limit = f"{MAPPED_COPY_BYTES >> 20} MiB"

@@ -14,7 +14,6 @@ import numpy as np
 
 from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import Array, UInt8Array, UInt64Array
-from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave_to_zarr
 from numcodecs_bytes._plan.plan import RunPlan, plan_of, selection_shape
 from numcodecs_bytes._runtime.threads import IsWanted
@@ -29,7 +28,7 @@ from numcodecs_bytes._zarr_api.names import name_of_chunk
 MAX_TRIES = 100
 
 
-class WriteBatch(NamedTuple):
+class InPlaceBatch(NamedTuple):
     """What is written to parts of chunks together, and how."""
 
     values: Array
@@ -62,9 +61,8 @@ class FileSpace:
 class WritableFile(ABC, Generic[SelectionPlan]):
     """The file of a chunk, or of a shard, and what is written to it."""
 
-    def __init__(self, chunk: ChunkWrite, layout: Layout, batch: WriteBatch) -> None:
-        self.chunk, self._batch = chunk, batch
-        self._layout = layout  # of the chunk, or of the inner chunks of a shard
+    def __init__(self, chunk: ChunkWrite, batch: InPlaceBatch) -> None:
+        self.chunk, self._batch, self._layout = chunk, batch, chunk.layout
         self._planned: WritePlan[SelectionPlan] | None = None
         self._lacks_space = False  # whether the file must be replaced, with the exclusive lock
 
@@ -149,30 +147,24 @@ class WritableFile(ABC, Generic[SelectionPlan]):
         """Write to what has space in a file."""
         if space.file is None or not space.placed:
             return
-        target = WrittenFile(space.file.descriptor, is_wanted)
+        file = WrittenFile(space.file.descriptor, is_wanted)
         self.chunk.is_changed = True
+        in_hulls = self._plan.in_hulls and space.file.is_exclusive
         try:
-            self._write_elements(target, space.placed, in_hulls=space.file.is_exclusive)
+            write_file.write_all(file, self._layout, space.placed, in_hulls=in_hulls)
         except OSError:  # the call that failed changed nothing, but those before it may have
-            self.chunk.is_changed = target.is_changed
+            self.chunk.is_changed = file.is_changed
             raise
         self._record_written(space.placed, space.file)
 
     def _write_new_file(self, space: FileSpace, is_wanted: IsWanted) -> None:
         """Make the file, or a copy with more space that replaces it."""
         with locks.new_file(self.chunk.path, space.file) as new:
-            target = WrittenFile(new, is_wanted)
-            placed = self._fill(target, space)
-            self._write_elements(target, placed, in_hulls=True)
+            file = WrittenFile(new, is_wanted)
+            placed = self._fill(file, space)
+            write_file.write_all(file, self._layout, placed, in_hulls=self._plan.in_hulls)
         self.chunk.is_changed = True
         self._record_written(placed, space.file)
-
-    def _write_elements(
-        self, target: WrittenFile, placed: Sequence[PlacedElements], *, in_hulls: bool
-    ) -> None:
-        """Write elements, in hulls if that is allowed and faster."""
-        in_hulls &= self._plan.in_hulls
-        write_file.write_all(target, self._layout, placed, in_hulls=in_hulls)
 
     def _stored_fill_value(self) -> UInt8Array:
         fill_value: Array = np.full(1, self.chunk.fill_value, self._layout.dtype)

@@ -3,16 +3,17 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 from zarr.core.buffer import cpu
 
 from numcodecs_bytes._core.dtypes import Array
+from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.out_selections import OutSelection
 from numcodecs_bytes._plan.outcome import PENDING, LeftToZarr, Outcome
-from numcodecs_bytes._plan.shards import AnyLayout
+from numcodecs_bytes._plan.shards import ShardLayout
 from numcodecs_bytes._runtime import traces
 from numcodecs_bytes._runtime.threads import IsWanted, run_while_wanted, write_pool
 from numcodecs_bytes._runtime.workers import PoolWorkers
@@ -34,8 +35,10 @@ class ChunkWrite:
     """What is written to a part of a chunk, or all of it, and what became of it."""
 
     request: ChunkRequest  # zarr's, which is passed on if the chunk is left to zarr
-    out_selection: OutSelection  # in the values
-    layout: AnyLayout | None = None
+    # These two are set unless zarr writes it.
+    out_selection: OutSelection = field(init=False)  # in the values
+    layout: Layout = field(init=False)  # of the chunk, or of the inner chunks of a shard
+    shard: ShardLayout | None = None  # if it is one
     path: str = ""  # of its file; "" if zarr writes it
     outcome: Outcome = PENDING
     is_changed: bool = False  # whether its file may have been changed in place

@@ -11,11 +11,9 @@ import logging
 import time
 from collections.abc import Sequence
 
-from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.shards import ShardLayout
 from numcodecs_bytes._runtime.threads import IsWanted
 from numcodecs_bytes._runtime.workers import num_threads_for
-from numcodecs_bytes._write.chunk_file import ChunkFile, WriteBatch
+from numcodecs_bytes._write.chunk_file import ChunkFile, InPlaceBatch
 from numcodecs_bytes._write.chunk_write import ChunkWrite, write_each
 from numcodecs_bytes._write.shard_file import ShardFile
 from numcodecs_bytes._zarr_api.names import add_name, name_of_chunk
@@ -38,13 +36,16 @@ logger = logging.getLogger("numcodecs_bytes")
 
 
 async def write_in_place(
-    chunks: Sequence[ChunkWrite], batch: WriteBatch, num_threads: int | None
+    chunks: Sequence[ChunkWrite], batch: InPlaceBatch, num_threads: int | None
 ) -> None:
     """Write to parts of chunks, and record the outcome of each.
 
     If they must be written in place, whatever the values raise is raised.
     """
-    waiting = [_file_of(chunk, batch) for chunk in chunks]
+    waiting: list[_AnyFile] = [
+        ChunkFile(chunk, batch) if chunk.shard is None else ShardFile(chunk, chunk.shard, batch)
+        for chunk in chunks
+    ]
     begun, has_warned = time.monotonic(), False
     while True:
         waiting, has_thread = await _try_all(batch, waiting, num_threads)
@@ -63,18 +64,8 @@ async def write_in_place(
         await asyncio.sleep(min(pause, MAX_WAIT_SECONDS))
 
 
-def _file_of(chunk: ChunkWrite, batch: WriteBatch) -> _AnyFile:
-    """Return the file of a chunk or a shard, whose layout `plan_writes` has found."""
-    layout = chunk.layout
-    if isinstance(layout, ShardLayout):
-        return ShardFile(chunk, layout, batch)
-    if isinstance(layout, Layout):
-        return ChunkFile(chunk, layout, batch)
-    raise TypeError(f"no layout: {layout!r}")
-
-
 async def _try_all(
-    batch: WriteBatch, waiting: Sequence[_AnyFile], num_threads: int | None
+    batch: InPlaceBatch, waiting: Sequence[_AnyFile], num_threads: int | None
 ) -> tuple[list[_AnyFile], bool]:
     """Try all writes; return those whose files are locked, and whether a thread was to be had."""
     locked: list[_AnyFile] = []

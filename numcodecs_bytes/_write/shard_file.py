@@ -23,7 +23,7 @@ from numcodecs_bytes._plan.shards import MISSING, AnyShardPlan, ShardLayout, Sha
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.shard_index import index_of
 from numcodecs_bytes._write import locks, write_file
-from numcodecs_bytes._write.chunk_file import FileSpace, WritableFile, WriteBatch, WritePlan
+from numcodecs_bytes._write.chunk_file import FileSpace, InPlaceBatch, WritableFile, WritePlan
 from numcodecs_bytes._write.chunk_write import ChunkWrite
 from numcodecs_bytes._write.locks import LockedFile
 from numcodecs_bytes._write.write_file import PlacedElements, WrittenFile
@@ -33,8 +33,8 @@ from numcodecs_bytes._zarr_api.private_names import encode_index
 class ShardFile(WritableFile[AnyShardPlan]):
     """The file of a shard, and what is written to its inner chunks."""
 
-    def __init__(self, chunk: ChunkWrite, shard: ShardLayout, batch: WriteBatch) -> None:
-        super().__init__(chunk, shard.inner, batch)
+    def __init__(self, chunk: ChunkWrite, shard: ShardLayout, batch: InPlaceBatch) -> None:
+        super().__init__(chunk, batch)
         self._shard = shard
         # Where inner chunks may begin: after the index, if that is at the start.
         self._data_start = shard.index_bytes if shard.is_index_first else 0

@@ -58,9 +58,7 @@ async def write_whole(
         except (LeftToZarr, OSError, MemoryError) as why:
             leave_to_zarr([chunk], why)
 
-    layout = chunks[0].layout
-    num_bytes = layout.num_bytes if layout else 0
-    num_default = 1
+    num_bytes, num_default = chunks[0].layout.num_bytes, 1
     if num_bytes >= LARGE_WHOLE_BYTES and len(chunks) > 1:
         num_default = min(2 * num_cores(), concurrency() or MAX_FILE_THREADS)
     await write_each(
@@ -93,8 +91,6 @@ def _elements_of(chunk: ChunkWrite, array: Array, drop_axes: tuple[int, ...]) ->
 def _store_or_delete(chunk: ChunkWrite, elements: Array, suffix: str, is_wanted: IsWanted) -> None:
     """Write a chunk, or delete it if zarr would not store it."""
     layout = chunk.layout
-    if not isinstance(layout, Layout):
-        raise TypeError(f"not a chunk: {layout!r}")
     if not layout.is_converted_by_copy and has_invalid_bytes(elements):
         raise LeftToZarr("it depends on the codec how invalid bytes are stored")
     if not chunk.would_be_empty(_blocks_of(elements, layout)):
@@ -131,16 +127,16 @@ def _replace_file(
 ) -> None:
     """Write a file beside the chunk, and give it the chunk's name."""
     name = path + suffix
-    target = WrittenFile(make_file(name), is_wanted)
+    file = WrittenFile(make_file(name), is_wanted)
     try:
         try:
             start = 0
             for block in blocks:
                 raw = as_bytes(encode_array(block, stored))
-                write_runs(target, raw, [start], len(raw))
+                write_runs(file, raw, [start], len(raw))
                 start += len(raw)
         finally:
-            os.close(target.descriptor)
+            os.close(file.descriptor)
         raise_if_cancelled(is_wanted)
         os.replace(name, path)
     except BaseException:

@@ -101,7 +101,7 @@ def elements_of(
 
 
 def write_all(
-    target: WrittenFile, layout: Layout, placed: Sequence[PlacedElements], *, in_hulls: bool
+    file: WrittenFile, layout: Layout, placed: Sequence[PlacedElements], *, in_hulls: bool
 ) -> None:
     """Write to chunks in a file, in blocks that stay in the CPU cache."""
     hulls: dict[int, RunPlan] = {}  # many inner chunks have the same plan
@@ -109,14 +109,14 @@ def write_all(
         if in_hulls and id(runs) not in hulls:
             hulls[id(runs)] = _hulls_of(runs, layout.item_size)
         for out_selection, block in split(hulls.get(id(runs), runs), layout.item_size):
-            raise_if_cancelled(target.is_wanted)
+            raise_if_cancelled(file.is_wanted)
             starts = block.starts(start).tolist()
             selected = elements[(*out_selection, ...)]
-            _write_block(target, selected, block, starts, layout.stored_dtype)
+            _write_block(file, selected, block, starts, layout.stored_dtype)
 
 
 def _write_block(
-    target: WrittenFile, elements: Array, plan: RunPlan, starts: Sequence[int], stored: AnyDType
+    file: WrittenFile, elements: Array, plan: RunPlan, starts: Sequence[int], stored: AnyDType
 ) -> None:
     """Write elements to runs or hulls that begin at `starts` in the file."""
     if plan.is_dense:
@@ -124,67 +124,67 @@ def _write_block(
     else:
         raw = _buffer_between(starts[0], starts[0], plan.num_bytes)
         if plan.max_gap:  # else all bytes are selected, some of them more than once
-            files.read_runs_into(target.descriptor, starts, raw.data)
+            files.read_runs_into(file.descriptor, starts, raw.data)
         shape, strides = plan.window_shape, plan.window_strides
         window: Array = np.ndarray(shape, stored, raw, 0, strides)
         index = mesh(plan.take_index, shape) if plan.needs_take else ...
         window[index] = encode_array(elements, stored)
-    write_runs(target, raw, starts, plan.run_bytes)
+    write_runs(file, raw, starts, plan.run_bytes)
 
 
-def write_runs(target: WrittenFile, raw: UInt8Array, starts: Sequence[int], length: int) -> None:
+def write_runs(file: WrittenFile, raw: UInt8Array, starts: Sequence[int], length: int) -> None:
     """Write runs of one length, which `raw` holds end to end."""
     view, pwrite = raw.data, os.pwrite
-    descriptor, is_wanted = target.descriptor, target.is_wanted
+    descriptor, is_wanted = file.descriptor, file.is_wanted
     for start, first in zip(starts, range(0, len(raw), length), strict=True):
         if not is_wanted():  # for each run, because a cancelled caller may change its values
             raise_if_cancelled(is_wanted)
         run, position, num_empty = view[first : first + length], start, 0
         if slow_copies.is_slow(run, start, length):
-            _write_through_buffer(target, run, start)
+            _write_through_buffer(file, run, start)
             continue
         while (num := pwrite(descriptor, run, position)) < len(run):
             run, position = run[num:], position + num
-            target.is_changed |= num > 0
+            file.is_changed |= num > 0
             num_empty = 0 if num else num_empty + 1
             if num_empty == MAX_EMPTY_WRITES:
                 raise OSError(errno.EIO, f"the system writes nothing at byte {position} of a file")
-        target.is_changed = True
+        file.is_changed = True
 
 
-def _write_through_buffer(target: WrittenFile, run: memoryview, start: int) -> None:
+def _write_through_buffer(file: WrittenFile, run: memoryview, start: int) -> None:
     """Write a run from memory that begins where that is fast."""
     buffer = _buffer_between(run, start, min(len(run), constants.BLOCK_BYTES))
     for first in range(0, len(run), len(buffer)):
         raw = buffer[: len(run) - first]
         raw[:] = run[first : first + len(raw)]
-        write_runs(target, raw, [start + first], len(raw))
+        write_runs(file, raw, [start + first], len(raw))
 
 
-def _buffer_between(source: slow_copies.Position, target: int, num_bytes: int) -> UInt8Array:
+def _buffer_between(source: slow_copies.Position, offset: int, num_bytes: int) -> UInt8Array:
     """Return new memory, through which is copied to an offset in a file."""
-    return np.asarray(files.page_aligned(num_bytes, slow_copies.begin_between(source, target)))
+    return np.asarray(files.page_aligned(num_bytes, slow_copies.begin_between(source, offset)))
 
 
-def fill_range(target: WrittenFile, repeated: UInt8Array, filled: range) -> None:
+def fill_range(file: WrittenFile, repeated: UInt8Array, filled: range) -> None:
     """Fill a range of a new file with repeated bytes; zeros take no space."""
     if not repeated.any():
         return
     buffer = np.tile(repeated, max(constants.BLOCK_BYTES // len(repeated), 1))
     for start in range(filled.start, filled.stop, len(buffer)):
         raw = buffer[: filled.stop - start]
-        write_runs(target, raw, [start], len(raw))
+        write_runs(file, raw, [start], len(raw))
 
 
-def copy_range(source: int, target: WrittenFile, copied: range) -> None:
+def copy_range(source: int, file: WrittenFile, copied: range) -> None:
     """Copy a range of a file to the same offset in a new one, where zeros take no space."""
     buffer = _buffer_between(copied.start, copied.start, constants.BLOCK_BYTES)
     for start in range(copied.start, copied.stop, len(buffer)):
-        raise_if_cancelled(target.is_wanted)
+        raise_if_cancelled(file.is_wanted)
         raw = buffer[: copied.stop - start]
         files.read_exactly(source, start, raw.data)
         if raw.any():
-            write_runs(target, raw, [start], len(raw))
+            write_runs(file, raw, [start], len(raw))
 
 
 def raise_if_cancelled(is_wanted: IsWanted) -> None:

@@ -641,9 +641,7 @@ class TestIfSomethingFails:
 
     @pytest.mark.own_bug
     @pytest.mark.needs("fcntl")
-    @pytest.mark.parametrize(
-        "name", ["upload", "download", "groups_in_buffers", "out_selection_in_box"]
-    )
+    @pytest.mark.parametrize("name", ["upload", "download", "groups_of", "out_selection_in_box"])
     def test_zarr_reads_and_writes(self, array, monkeypatch, caplog, name):
         def fail(*_, **__):
             raise AttributeError("a CuPy that is not as we know it")
