@@ -16,6 +16,7 @@ import pytest
 import zarr
 from helpers import (
     EVERYTHING,
+    OWN_BUG,
     ZARR_ALONE,
     CountingStore,
     before_calls,
@@ -229,11 +230,13 @@ def test_one_of_several_is_zarr_s(tmp_path, caplog):
         ours = type("OwnBug", (TypeError,), {"__module__": "numcodecs_bytes"})("a mistake of ours")
         errors = [ours, ValueError("of both")]
         caplog.clear()
-        with case_of(function.__qualname__), pytest.raises((ValueError, type(ours))) as raised:
+        notes: list[str] = []
+        try:
             read([function], lambda _: errors.pop(0) if errors else None)  # noqa: B023
+        except (ValueError, type(ours)) as error:
+            notes = getattr(error, "__notes__", notes)
         logged = [record.exc_info[1] for record in caplog.records if record.exc_info]
-        notes = str(getattr(raised.value, "__notes__", ""))
-        is_named = "itself had failed: OwnBug: a mistake of ours" in notes
+        is_named = "itself had failed: OwnBug: a mistake of ours" in str(notes)
         num_both += not errors and logged == [ours] and is_named
     assert num_both
 
@@ -438,9 +441,8 @@ class TestABugInAnyFunction:
             with case_of(function.__qualname__, errors):
                 result, error = run([function], lambda _: errors.pop(0) if errors else None)  # noqa: B023
                 what = judge(result, error)
-            if not (
-                what or error or errors or "numcodecs_bytes" in {r.name for r in caplog.records}
-            ):
+            may_be_silent = error or errors or issubclass(kind, ValueError)  # data may raise it
+            if not (what or may_be_silent or OWN_BUG in str(caplog.messages)):
                 what = "nothing is logged"
             if what:
                 found.append(f"{what}: {function.__module__}.{function.__qualname__}")
