@@ -3,9 +3,7 @@
 import asyncio
 import collections
 import errno
-import itertools
 import os
-import random
 import shutil
 import sys
 from dataclasses import dataclass
@@ -16,13 +14,13 @@ import pytest
 import zarr
 from helpers import (
     EVERYTHING,
-    OWN_BUG,
+    OWN_BUGS,
     ZARR_ALONE,
     CountingStore,
     before_calls,
-    case_of,
     create,
     functions_of_package,
+    ignore_coroutines,
     ignore_unstable_data_types,
     is_called_by_package,
     ranges_from,
@@ -60,9 +58,6 @@ def broken(monkeypatch):
         return calls
 
     return fail
-
-
-OWN_BUGS = [AttributeError, TypeError, KeyError, IndexError, ValueError, RuntimeError]
 
 
 @pytest.mark.own_bug
@@ -359,7 +354,6 @@ class TestWrites:
         assert np.array_equal(array[...], DATA)
 
 
-MISTAKE = "a mistake of ours"
 # Reads: of which array, of what, and in how many functions a bug may have been forgotten.
 READS = {
     "chunks": (np.s_[1:6, 3], 18),
@@ -385,6 +379,7 @@ A_KEY_IS_MISSING = pytest.mark.xfail(
 )
 
 
+@ignore_coroutines
 @ignore_unstable_data_types
 @pytest.mark.own_bug
 class TestABugInAnyFunction:
@@ -412,47 +407,10 @@ class TestABugInAnyFunction:
             create(store, chunks=(4, 4), **settings)[...] = DATA
         return tmp_path
 
-    def find(self, caplog, begin, judge, step=1):
-        """Return what is not as it should be, and in which functions, of which one of so many fail.
-
-        `begin` returns what is called, and `judge` says what is wrong, given its result or error.
-        """
-
-        def run(functions, find_error):
-            use = begin()
-            functions = functions or functions_of_package()
-            with ranges_from(CountingStore), numcodecs_bytes.trace():
-                try:
-                    with before_calls(functions, find_error):
-                        return use(), None
-                except Exception as error:
-                    if MISTAKE not in str(error):
-                        raise
-                    return None, error
-
-        called, rng, found = collections.Counter(), random.Random(0), []  # noqa: S311 # no secret
-        for _ in range(2):  # the first one may import more functions
-            called.clear()
-            assert not judge(*run(None, lambda function: called.update([function])))
-        assert len(called) > 50
-        for function, num in itertools.islice(called.items(), None, None, step):
-            kind = type("OwnBug", (rng.choice(OWN_BUGS),), {"__module__": "numcodecs_bytes"})
-            errors = [None] * rng.choice([0, num - 1, rng.randrange(num)]) + [kind(MISTAKE)]
-            caplog.clear()
-            with case_of(function.__qualname__, errors):
-                result, error = run([function], lambda _: errors.pop(0) if errors else None)  # noqa: B023
-                what = judge(result, error)
-            may_be_silent = error or errors or issubclass(kind, ValueError)  # data may raise it
-            if not (what or may_be_silent or OWN_BUG in str(caplog.messages)):
-                what = "nothing is logged"
-            if what:
-                found.append(f"{what}: {function.__module__}.{function.__qualname__}")
-        return found
-
     @pytest.mark.parametrize(
         "name", [pytest.param(n, marks=[A_KEY_IS_MISSING] * n.endswith("zip")) for n in READS]
     )
-    def test_read(self, folder, caplog, name):
+    def test_read(self, folder, find_faults, name):
         selection, most = READS[name]
         path, data = folder / name.split()[-1], np.ones((4, 1 << 18)) if name == "large" else DATA
 
@@ -468,12 +426,12 @@ class TestABugInAnyFunction:
             assert error or np.array_equal(result, data[selection])
             return "an error is raised" if error else ""
 
-        found = self.find(caplog, begin, judge)
+        found = find_faults(begin, judge)
         assert len(found) <= most, "\n".join(found)
 
     @pytest.mark.needs("fcntl")
     @pytest.mark.parametrize("name", WRITES)
-    def test_write(self, folder, caplog, name):
+    def test_write(self, folder, find_faults, name):
         selection, exists, most = WRITES[name]
         path, source = folder / "written", folder / name.split()[-1]
         old = DATA if exists else np.full(DATA.shape, 7.0)
@@ -501,5 +459,5 @@ class TestABugInAnyFunction:
                 return "a file is left over"
             return "an error is raised" if error and (is_old.all() or is_new.all()) else ""
 
-        found = self.find(caplog, begin, judge, step=1 if EVERYTHING else 4)
+        found = find_faults(begin, judge, step=1 if EVERYTHING else 4)
         assert len(found) <= most, "\n".join(found)
