@@ -8,6 +8,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import inspect
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +49,12 @@ if hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):  # since zarr 3.3
     OUR_PIPELINES.append("numcodecs_bytes.zarr_pipeline.FusedBytesPipeline")
 
 OWN_BUG = "numcodecs_bytes has a bug"  # what is logged then
+# Errors that no called function is known to raise.
+OWN_BUGS = [AttributeError, TypeError, KeyError, IndexError, ValueError, RuntimeError]
+# A function that raises an error may leave a coroutine behind that was not awaited.
+ignore_coroutines = pytest.mark.filterwarnings(
+    "ignore:coroutine:RuntimeWarning", "ignore:Exception ignored in. <coroutine"
+)
 
 UNTESTED_ZARR = "ZARR_NUMCODECS_BYTES__UNTESTED_ZARR"  # set to run all tests with such a zarr
 
@@ -135,6 +143,76 @@ class OwnBugs(logging.Handler):
     def emit(self, record):
         if record.getMessage().startswith(OWN_BUG):
             self.found.append(self.format(record))
+
+
+def is_called_by_package():
+    """Whether a function of this package has called what calls this."""
+    return sys._getframe(2).f_globals["__name__"].startswith("numcodecs_bytes.")
+
+
+# What replaces functions, for each kind of code: that takes constants instead of these strings.
+
+
+def _plain(*args, **options):
+    find_error, function = "FIND_ERROR", "FUNCTION"
+    if error := find_error():
+        raise error
+    return function(*args, **options)
+
+
+def _generator(*args, **options):
+    find_error, function = "FIND_ERROR", "FUNCTION"
+    if error := find_error():
+        raise error
+    return (yield from function(*args, **options))
+
+
+async def _coroutine(*args, **options):
+    find_error, function = "FIND_ERROR", "FUNCTION"
+    if error := find_error():
+        raise error
+    return await function(*args, **options)
+
+
+def functions_of_package():
+    """Return the functions of this package, but closures and asynchronous generators."""
+    return [
+        each
+        for each in gc.get_objects()
+        if type(each) is types.FunctionType
+        and (each.__module__ or "").startswith("numcodecs_bytes.")
+        and not (each.__closure__ or inspect.isasyncgenfunction(each))
+    ]
+
+
+@contextlib.contextmanager
+def before_calls(functions, find_error):
+    """When one of some functions is called, raise what `find_error` returns for it, if anything.
+
+    That happens in each thread, wherever they are imported: their code is replaced.
+    """
+    codes = [function.__code__ for function in functions]
+    for function in functions:
+        function.__code__ = _replaced(function, find_error)
+    try:
+        yield
+    finally:
+        for function, code in zip(functions, codes, strict=True):
+            function.__code__ = code
+
+
+def _replaced(function, find_error):
+    """Return code that calls `find_error` before it does what a function does."""
+    code = function.__code__
+    original = types.FunctionType(code, function.__globals__, None, function.__defaults__)
+    original.__kwdefaults__, original.__module__ = function.__kwdefaults__, None
+    kind = _coroutine if inspect.iscoroutinefunction(function) else _plain
+    kind = _generator if inspect.isgeneratorfunction(function) else kind
+    instead = functools.partial(find_error, function), original
+    constants = [
+        instead if each == ("FIND_ERROR", "FUNCTION") else each for each in kind.__code__.co_consts
+    ]
+    return kind.__code__.replace(co_consts=tuple(constants))
 
 
 def run_python(*arguments, status=0, options=None, **environment):

@@ -1,12 +1,26 @@
 """Fixtures: what is asked of the system for local files, writes in place, and constants."""
 
+import collections
 import errno
 import os
+import random
 import threading
 
 import pytest
 import zarr
-from helpers import has, module_or_none
+from helpers import (
+    OWN_BUG,
+    OWN_BUGS,
+    CountingStore,
+    before_calls,
+    case_of,
+    functions_of_package,
+    has,
+    module_or_none,
+    ranges_from,
+)
+
+import numcodecs_bytes
 
 
 class Calls:
@@ -147,3 +161,53 @@ class Written(list):
 def written(monkeypatch):
     """Return what is written to local files, and read of them, from now on."""
     return Written(monkeypatch)
+
+
+MISTAKE = "a mistake of ours"
+
+
+@pytest.fixture
+def find_faults(caplog):
+    """Return a function that has the functions of this package raise errors, one after the other.
+
+    Each does at its first call, at its last one, or between them.
+    """
+
+    def find(begin, judge):
+        """Return what is not as it should be, and in which functions.
+
+        `begin` returns what is called, and `judge` says what is wrong, given its result or error.
+        """
+
+        def run(functions, find_error):
+            use = begin()
+            functions = functions or functions_of_package()
+            with ranges_from(CountingStore), numcodecs_bytes.trace():
+                try:
+                    with before_calls(functions, find_error):
+                        return use(), None
+                except Exception as error:
+                    if MISTAKE not in str(error):
+                        raise
+                    return None, error
+
+        called, rng, found = collections.Counter(), random.Random(0), []  # noqa: S311 # no secret
+        for _ in range(2):  # the first one may import more functions
+            called.clear()
+            assert not judge(*run(None, lambda function: called.update([function])))
+        assert len(called) > 50
+        for function, num in called.items():
+            kind = type("OwnBug", (rng.choice(OWN_BUGS),), {"__module__": "numcodecs_bytes"})
+            errors = [None] * rng.choice([0, num - 1, rng.randrange(num)]) + [kind(MISTAKE)]
+            caplog.clear()
+            with case_of(function.__qualname__, errors):
+                result, error = run([function], lambda _: errors.pop(0) if errors else None)  # noqa: B023
+                what = judge(result, error)
+            may_be_silent = error or errors or issubclass(kind, ValueError)  # data may raise it
+            if not (what or may_be_silent or OWN_BUG in str(caplog.messages)):
+                what = "nothing is logged"
+            if what:
+                found.append(f"{what}: {function.__module__}.{function.__qualname__}")
+        return found
+
+    return find

@@ -9,13 +9,22 @@ import errno
 import itertools
 import random
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
 import zarr.storage
-from helpers import EVERYTHING, create, run_python
+from helpers import (
+    EVERYTHING,
+    before_calls,
+    case_of,
+    create,
+    functions_of_package,
+    run_program,
+    run_python,
+)
 
 import numcodecs_bytes
 from numcodecs_bytes import SyncReader
@@ -289,23 +298,26 @@ class TestReadsInReads:
                 break
             assert np.array_equal(inner[0], expected_of(name))
 
-    def test_in_a_thread_of_a_batch(self, tmp_path, monkeypatch):
-        """As a finaliser does that the collector runs there."""
+    def test_in_a_thread_of_a_batch(self, tmp_path):
+        """As a finaliser does that the collector runs there, at any call of a function."""
         array, selection = array_of("column", tmp_path)
         other, of_other = array_of("swapped", tmp_path)
-        reader, write = SyncReader(other), numcodecs_bytes._read.file_runs.scatter
+        reader, functions = SyncReader(other), functions_of_package()
         reader[of_other]
-        inner = []
+        for number in range(0, 1000, 1 if EVERYTHING else 4):
+            passed, inner = itertools.count(), []
 
-        def read_and_write(*arguments):
-            if not inner:
-                inner.append(None)
-                inner.append(reader[of_other])
-            write(*arguments)
+            def read_once(_function, passed=passed, number=number, inner=inner):
+                in_pool = threading.current_thread().name.startswith("numcodecs_bytes")
+                if in_pool and next(passed) == number:
+                    inner.append(reader[of_other])
 
-        monkeypatch.setattr("numcodecs_bytes._read.file_runs.scatter", read_and_write)
-        assert np.array_equal(array[selection], expected_of("column"))
-        assert np.array_equal(inner[1], expected_of("swapped"))
+            with before_calls(functions, read_once):
+                assert np.array_equal(array[selection], expected_of("column"))
+            if not inner:  # there are no more calls
+                break
+            assert np.array_equal(inner[0], expected_of("swapped"))
+        assert number > 20
 
     def test_counts(self, tmp_path):
         """Those of an inner read were lost."""
@@ -334,19 +346,35 @@ class TestReadsInReads:
         assert track(lambda: reader[selection])[0] < 1 << 18
 
 
-@pytest.mark.parametrize("kind", ["swapped", "column"])
-def test_no_memory_for_a_block(tmp_path, monkeypatch, kind):
-    """Zarr, which may need less, reads instead."""
-    array, selection = array_of(kind, tmp_path)
-    reader = SyncReader(array)
-    monkeypatch.setattr("numcodecs_bytes._read.file_runs._thread_buffers", lambda: None)
+WITHOUT_MEMORY = """
+import sys
+import numpy as np
+import numcodecs_bytes, zarr
 
-    def fail(*_):
+allocate = np.empty
+
+def fail(shape, *args, **options):
+    name = sys._getframe(1).f_globals["__name__"]
+    if name.startswith("numcodecs_bytes.") and np.prod(shape) >= 1 << 20:
         raise MemoryError
+    return allocate(shape, *args, **options)
 
-    monkeypatch.setattr("numcodecs_bytes._sources.files.page_aligned", fail)
-    for way in (reader, array):
-        assert np.array_equal(way[selection], expected_of(kind))
+array = zarr.open_array(sys.argv[1], mode="r")
+selection = eval(sys.argv[2])
+expected = np.arange(64.0 * 600).reshape(64, 600)[selection]
+np.empty = fail
+for way in (numcodecs_bytes.SyncReader(array), array):
+    with numcodecs_bytes.trace() as trace:
+        assert np.array_equal(way[selection], expected)
+    assert "not enough memory for a block" in str(trace), trace
+"""
+
+
+@pytest.mark.parametrize("kind", ["swapped", "two chunks"])
+def test_no_memory_for_a_block(tmp_path, kind):
+    """Zarr, which may need less, reads instead."""
+    _, selection = array_of(kind, tmp_path)
+    run_program("-c", WITHOUT_MEMORY, tmp_path / kind, repr(selection))
 
 
 FIRST_OPEN = """
@@ -357,16 +385,21 @@ import zarr.api.asynchronous
 warnings.simplefilter("error")
 
 def at_calls(frame, *_):
-    if frame.f_code.co_name == name and frame.f_globals["__name__"] == module:
-        raise TimeoutError("time is over")
+    global passed
+    if frame.f_globals["__name__"].startswith("numcodecs_bytes"):
+        passed += 1
+        if passed == int(number):
+            raise TimeoutError("time is over")
 
-path, module, name = sys.argv[1:]
+path, number = sys.argv[1:]
+passed = 0
 sys.settrace(at_calls)
 try:
     asyncio.run(zarr.api.asynchronous.open_array(store=path))  # in this thread
-    sys.exit("no time-out")
+    print(passed)
 except TimeoutError:
-    pass
+    print("time-out")
+sys.settrace(None)
 array = zarr.open_array(path, mode="r")
 assert type(array.async_array.codec_pipeline).__module__.startswith("numcodecs_bytes.")
 import numcodecs_bytes
@@ -374,18 +407,15 @@ assert repr(numcodecs_bytes.SyncReader(array)).endswith("read directly>"), array
 """
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        ("numcodecs_bytes.zarr_pipeline", "<module>"),
-        ("numcodecs_bytes._pipeline.pipelines", "use_by_default"),
-        ("numcodecs_bytes._zarr_api.defaults", "check_version"),
-        ("numcodecs_bytes.zarr_codec", "<module>"),
-    ],
-    ids=lambda where: where[0],
-)
-def test_a_time_out_while_zarr_loads_this_package(tmp_path, where):
-    """All arrays of the process were left to zarr."""
+def test_a_time_out_while_zarr_loads_this_package(tmp_path):
+    """At the call of any function, or the import of any module: all arrays were left to zarr."""
     array_of("swapped", tmp_path)
     (tmp_path / "program.py").write_text(FIRST_OPEN, encoding="utf-8")
-    run_python(tmp_path / "program.py", tmp_path / "swapped", *where)
+
+    def run(number):
+        return run_python(tmp_path / "program.py", tmp_path / "swapped", number).stdout
+
+    num_calls = int(run(0))
+    for number in range(1, num_calls + 1, 1 if EVERYTHING else num_calls // 3):
+        with case_of(number):
+            assert run(number) == "time-out\n"

@@ -380,17 +380,17 @@ class TestOneSlowLook:
             assert self.fetched(*array) == least
 
     @pytest.mark.parametrize("array", ["a shard"], indirect=True)
-    def test_of_a_slow_index_as_well(self, array, monkeypatch):
+    def test_of_a_slow_index_as_well(self, array, monkeypatch, calls):
         """An index that takes 5 ms, and then one look, unless it is the first."""
         looks = Delayed(monkeypatch, lambda _: False)
-        least, read_exactly = self.fetched(*array), files.read_exactly
+        least, unread = self.fetched(*array), []
 
-        def read(descriptor, start, view):
-            if len(view) == 8 * 16 + 4:
+        def read():
+            while unread:  # an index is read first
+                unread.pop()
                 time.sleep(0.005)
-            read_exactly(descriptor, start, view)
 
-        monkeypatch.setattr(files, "read_exactly", read)
+        calls.at_open, calls.at_read = unread.append, read
         for which in (None, *range(1, looks.num_looks // 2)):
             Delayed(monkeypatch, lambda number, which=which: number == which)
             assert self.fetched(*array) == least
@@ -693,7 +693,7 @@ print(*[name for name in names if name.startswith("numcodecs_bytes_files")])
 
     @pytest.mark.parametrize("kind", ["files", "inner chunks"])
     def test_as_many_as_zarr_has_if_it_takes_long_to_learn_what_is_missing(
-        self, tmp_path, monkeypatch, kind
+        self, tmp_path, monkeypatch, calls, kind
     ):
         """On a mount, to learn that there is nothing takes as long as to read it."""
         is_sharded = kind == "inner chunks"
@@ -706,15 +706,20 @@ print(*[name for name in names if name.startswith("numcodecs_bytes_files")])
             for path in present.parent.iterdir():
                 if path != present:
                     path.unlink()
-        module, name = (files, "read_exactly") if is_sharded else (os, "open")
-        threads, function = set(), getattr(module, name)
+        threads, open_file = set(), os.open
 
-        def slow(*args):
+        def wait():
             threads.add(threading.current_thread().name)
             time.sleep(0.01)
-            return function(*args)
 
-        monkeypatch.setattr(module, name, slow)
+        def open_slowly(*args):
+            wait()
+            return open_file(*args)
+
+        if is_sharded:
+            calls.at_read = wait
+        else:
+            monkeypatch.setattr(os, "open", open_slowly)
         with zarr.config.set({"async.concurrency": 5}):
             got = zarr.open_array(tmp_path).oindex[np.arange(1, 64, 2)]
         assert (got == 3).all()
