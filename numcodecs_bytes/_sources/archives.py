@@ -54,8 +54,9 @@ def find_member(store: ZipStore, path: str, descriptor: int) -> OpenExtent | Non
     Raises `LeftToZarr` if the member is damaged or compressed, or the archive was truncated
     meanwhile.
     """
+    archive = _archive_of(store)
     try:
-        member = _archive_of(store).getinfo(path)
+        member = archive.getinfo(path)
     except KeyError as error:
         raise_if_of_caller(error)
         return None

@@ -373,9 +373,6 @@ WRITES = {
     "shards": (np.s_[1:6, ::2], True, 26),
     "new shards": (np.s_[1:6, ::2], False, 20),
 }
-A_KEY_IS_MISSING = pytest.mark.xfail(
-    reason="a KeyError of ours is taken for a missing member of an archive", strict=False
-)
 
 
 @ignore_coroutines
@@ -406,9 +403,7 @@ class TestABugInAnyFunction:
             create(store, chunks=(4, 4), **settings)[...] = DATA
         return tmp_path
 
-    @pytest.mark.parametrize(
-        "name", [pytest.param(n, marks=[A_KEY_IS_MISSING] * n.endswith("zip")) for n in READS]
-    )
+    @pytest.mark.parametrize("name", READS)
     def test_read(self, folder, find_faults, name):
         selection, most = READS[name]
         path, data = folder / name.split()[-1], np.ones((4, 1 << 18)) if name == "large" else DATA
