@@ -67,8 +67,8 @@ class GapPolicy(NamedTuple):
     | a near store | two answers              | MAX_SHARD_GAP_BYTES | MAX_NEAR_RANGE_BYTES |
     | a slow file  | a wait                   | MAX_SLOW_GAP_BYTES  | any                  |
 
-    With one request at a time, ranges have any length. A gap that the user has set is kept exactly;
-    then no run is split, and a chunk need save nothing.
+    With one request at a time, ranges have any length, unless the store is near. A gap that the
+    user has set is kept exactly; then no run is split, and a chunk need save nothing.
     """
 
     max_gap: int  # the largest gap over which runs are fetched together, in bytes
@@ -113,10 +113,10 @@ class GapPolicy(NamedTuple):
         """
         if self.is_set_by_user or seconds > NEAR_SECONDS:
             return self
-        max_gap = int(2 * seconds * (bytes_per_second or NEAR_BYTES_PER_SECOND))
-        if max_gap <= self.max_gap:
+        near_gap = int(2 * seconds * (bytes_per_second or NEAR_BYTES_PER_SECOND))
+        if near_gap <= self.max_gap:
             return self
-        max_gap = min(max_gap, MAX_SHARD_GAP_BYTES)
+        max_gap = max(min(near_gap, MAX_SHARD_GAP_BYTES), self.max_gap)
         return self._replace(max_gap=max_gap, max_range_bytes=MAX_NEAR_RANGE_BYTES)
 
     def for_ranges(self, num_bytes: int) -> "GapPolicy":

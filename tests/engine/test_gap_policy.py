@@ -1,5 +1,6 @@
 """Which gaps are fetched, in which ranges, is one policy: numbers only."""
 
+import numpy as np
 import pytest
 
 from numcodecs_bytes._plan import gap_policy
@@ -25,6 +26,8 @@ NEAR, FAR = 1e-4, 3e-2
         (GapPolicy.for_chunk(10).for_near_store(NEAR, 1e9), (250_000, 16 * MB, 64 * KB)),
         (GapPolicy.for_chunk(10).for_near_store(FAR, 1e12), (250_000, 16 * MB, 64 * KB)),
         (GapPolicy.for_chunk(10, 5).for_near_store(NEAR, 1e12), (5, 16 * MB, 0)),
+        (GapPolicy.for_chunk(1).for_near_store(NEAR, 1e12), (2_500_000, 4 * MB, 64 * KB)),
+        (GapPolicy.for_shard(1).for_near_store(NEAR, 1e12), (MB, 4 * MB, MB)),
         (GapPolicy.for_chunk(10).for_ranges(40 * MB), (250_000, 4 * MB, 64 * KB)),
         (GapPolicy.for_chunk(10).for_ranges(4000 * MB), (250_000, 16 * MB, 64 * KB)),
         (GapPolicy.for_chunk(10, 5).for_ranges(40 * MB), (5, 16 * MB, 0)),
@@ -32,6 +35,16 @@ NEAR, FAR = 1e-4, 3e-2
 )
 def test_the_table(policy, expected):
     assert (policy.max_gap, policy.max_range_bytes, policy.min_saved_bytes) == expected
+
+
+@pytest.mark.parametrize("make", [GapPolicy.for_chunk, GapPolicy.for_shard])
+@pytest.mark.parametrize("num_requests", [1, 2, 3, 10, 1000])
+def test_a_near_store_never_makes_gaps_shorter(make, num_requests):
+    """They were 1 MiB at 0.4 ms and 2.5 MB at 0.3 ms: a column took 512 requests instead of 8."""
+    policy = make(num_requests)
+    for seconds in np.linspace(0, 2e-3, 100):
+        for rate in (None, 1e8, 1e10):
+            assert policy.for_near_store(seconds, rate).max_gap >= policy.max_gap
 
 
 @pytest.mark.parametrize(("num_requests", "max_gap"), [(10, None), (1, None), (10, 5)])
