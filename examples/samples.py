@@ -1,4 +1,4 @@
-"""Read one random sample at a time: by zarr, and by `SyncReader`, about ten times as fast.
+"""Read one random sample at a time: by zarr, and by `SyncReader`, about twenty times as fast.
 
 An uncompressed chunk of 10 MB holds 10,000 samples of 1 KiB. zarr alone reads all of it for each
 sample. With this package installed, ``array[i]`` reads 1 KiB, but through zarr's event loop in

@@ -1,8 +1,9 @@
-"""Reads small selections of local, uncompressed arrays in the thread that calls it.
+"""Reads small selections of uncompressed arrays, local or in memory, in the thread that calls it.
 
 zarr passes every read through an event loop in another thread, which takes 0.3 ms, also for a few
-bytes. `SyncReader` reads an array's files directly, with the plans and checks of the pipelines.
-Whatever it does not read itself, it hands to the array.
+bytes. `SyncReader` reads an array's files directly, with the plans and checks of the pipelines, and
+remembers the plan for each form of a selection in a single chunk. Whatever it does not read itself,
+it hands to the array.
 """
 
 import math
@@ -14,14 +15,18 @@ import zarr
 
 from numcodecs_bytes._core.interrupts import is_of_caller, raise_interrupt
 from numcodecs_bytes._plan.array_selection import ChunkSelection, select
-from numcodecs_bytes._plan.outcome import LeftToZarr
+from numcodecs_bytes._plan.forms import InnerPosition, form_key
+from numcodecs_bytes._plan.outcome import AlreadyInMemory, LeftToZarr
 from numcodecs_bytes._read.chunk_read import ChunkRead
+from numcodecs_bytes._read.form_read import read_form_in_file, read_form_in_memory
 from numcodecs_bytes._read.local import read_here
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._runtime import own_bugs, traces
 from numcodecs_bytes._zarr_api.batch_items import ChunkName
 from numcodecs_bytes._zarr_api.names import name_of_class, name_of_store
 from numcodecs_bytes._zarr_api.options import OptionError
+from numcodecs_bytes._zarr_api.private_names import bytes_in_memory
+from numcodecs_bytes._zarr_api.versions import fill_value_or_default
 
 if TYPE_CHECKING:
     from numcodecs_bytes._pipeline.array_access import ArrayChunks, ChunkLocations
@@ -39,8 +44,8 @@ class SyncReader:
     ``reader[selection]`` returns what ``array[selection]`` returns: the same values, data type and
     shape, or an error of the same type. It reads itself what is selected by integers, slices,
     Ellipsis, and a list or array of integers along one axis, if that is up to 1 MiB in up to 4
-    chunks, or shards, that `numcodecs_bytes` reads in part from local files. Everything else is
-    read by ``array[selection]``.
+    chunks, or shards, that `numcodecs_bytes` reads in part from local files; or of one chunk in a
+    `MemoryStore`. Everything else is read by ``array[selection]``.
 
     Threads may share a reader. It is pickled like its array.
 
@@ -68,6 +73,8 @@ class SyncReader:
             raise TypeError(f"SyncReader reads a zarr.Array, got {type(array).__name__}")
         self._array = array
         self._chunks: ArrayChunks | None = None  # as found last
+        # The path of the last chunk, which takes 1 us to make.
+        self._last_path: tuple[ArrayChunks, list[int], str, tuple[int, ...]] | None = None
 
     @property
     def array(self) -> "zarr.Array[Any]":
@@ -112,13 +119,15 @@ class SyncReader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes, also of a subclass, without what is cached."""
-        return vars(self) | {"_chunks": None}
+        return vars(self) | {"_chunks": None, "_last_path": None}
 
     def __repr__(self) -> str:
         how = "small selections are read directly"
         try:
             chunks = self._find_chunks()
-            chunks.locate().file_extent_of(chunks.first.path)
+            locations = chunks.locate()
+            if not locations.is_in_memory:
+                locations.file_extent_of(chunks.first.path)
         except LeftToZarr as why:
             how = f"zarr reads it: {why}"
         except OptionError as error:
@@ -134,7 +143,9 @@ class SyncReader:
             # zarr reads in another thread, and needs fewer frames in this one
         except LeftToZarr as why:
             raise_interrupt(why.__cause__)
-            if traces.active:
+            if traces.active and not isinstance(
+                why, AlreadyInMemory
+            ):  # without a trace, it is read
                 name = traces.ArrayName(name_of_store(self._array.store), self._array.path)
                 traces.record_array(name, {("why_not_direct", str(why)): 1})
         except Exception as error:
@@ -153,6 +164,8 @@ class SyncReader:
         """Read a selection in this thread; raise `LeftToZarr` if zarr has to read it."""
         chunks = self._find_chunks()
         locations = chunks.locate()
+        if (out := self._read_by_form(selection, chunks, locations)) is not None:
+            return out
         layout, shape = chunks.layout, chunks.metadata.shape
         selected = select(selection, shape, chunks.spec.shape, MAX_CHUNKS)
         num_bytes = math.prod(selected.shape) * layout.dtype.itemsize
@@ -162,12 +175,52 @@ class SyncReader:
             raise LeftToZarr(f"it selects more than {MAX_CHUNKS} chunks or shards")
         if num_bytes > MAX_BYTES:
             raise LeftToZarr(f"it selects more than {MAX_BYTES >> 20} MiB")
-        out = np.empty(selected.shape, layout.dtype, self._array.order)
+        out = np.empty(selected.shape, layout.dtype, chunks.order)
         reads = [self._locate(each, chunks, locations) for each in selected.chunks()]
         num_threads = chunks.access.num_threads if len(reads) > 1 else 1
         read_here(reads, Output.of_caller(out), locations.max_gap, num_threads)
         _check_outcomes(reads, chunks)
         return out[()] if selected.is_scalar else out
+
+    def _read_by_form(
+        self, selection: Any, chunks: "ArrayChunks", locations: "ChunkLocations"
+    ) -> Any:
+        """Read a selection of a form; return None if it has none, or its chunk is not as usual."""
+        found = form_key(selection)
+        if found is None or traces.active:  # whoever cuts the chunks counts them
+            return None
+        key, starts = found
+        layout, is_in_memory = chunks.layout, locations.is_in_memory
+        form = chunks.forms.form_of(key, layout.num_bytes if is_in_memory else locations.max_gap)
+        if form is None or form.num_bytes > MAX_BYTES:
+            return None
+        position = form.position(starts)
+        if position is None:
+            return None
+        path, inner_position = self._path_of(chunks, position)
+        out = np.empty(form.shape, layout.dtype, chunks.order)
+        if is_in_memory:
+            stored = bytes_in_memory(locations.store, path)
+            if stored is None or not read_form_in_memory(form, layout, stored, inner_position, out):
+                return None
+        else:
+            extent = locations.file_extent_of(path)
+            outcome = read_form_in_file(form, layout, extent, inner_position, out)
+            if outcome == "missing" and chunks.may_be_missing:
+                out[...] = fill_value_or_default(chunks.spec)
+            elif outcome != "present":
+                return None
+        return out[()] if form.is_scalar else out
+
+    def _path_of(
+        self, chunks: "ArrayChunks", position: tuple[list[int], int]
+    ) -> tuple[str, InnerPosition]:
+        """Return the path of a chunk, or shard, and where a selection begins in it."""
+        coords, offset = position
+        last = self._last_path
+        if last is None or last[0] is not chunks or last[1] != coords:
+            last = self._last_path = chunks, coords, *chunks.path_in(coords)
+        return last[2], InnerPosition(last[3], offset)
 
     def _locate(
         self, selected: ChunkSelection, chunks: "ArrayChunks", locations: "ChunkLocations"

@@ -5,13 +5,13 @@ A pipeline makes one for its array. Its reads and writes use it, and `SyncReader
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zarr
 from zarr.core.array import create_codec_pipeline
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import cpu, default_buffer_prototype
-from zarr.storage import StorePath
+from zarr.storage import MemoryStore, StorePath
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.interrupts import raise_interrupt
@@ -20,7 +20,7 @@ from numcodecs_bytes._pipeline.elementwise import byte_order_of
 from numcodecs_bytes._plan.gap_policy import UNLIMITED, GapPolicy
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._plan.shards import AnyLayout
+from numcodecs_bytes._plan.shards import AnyLayout, ShardLayout
 from numcodecs_bytes._runtime import traces
 from numcodecs_bytes._sources.files import FileExtent
 from numcodecs_bytes._sources.store_states import StoreState, state_of
@@ -42,6 +42,9 @@ from numcodecs_bytes._zarr_api.pickling import PickledAsConfigured
 from numcodecs_bytes._zarr_api.v2_codec import V2Codec
 from numcodecs_bytes._zarr_api.versions import COPIES_SWAP_BYTES
 from numcodecs_bytes.zarr_codec import BytesCodec
+
+if TYPE_CHECKING:
+    from numcodecs_bytes._plan.forms import FormCache
 
 
 class ChunkLocations(NamedTuple):
@@ -65,17 +68,24 @@ class ChunkLocations(NamedTuple):
         """Whether it stays right: a strike ends after a while."""
         return may_be_cached(self.store) and not self.state.is_struck
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether chunks are in a dict of this process, as they are in zarr's own MemoryStore."""
+        return type(self.store) is MemoryStore
+
     def is_valid(self, byte_getter: object, spec: ArraySpec) -> bool:
         """Whether it still says where a chunk is."""
-        if self.attributes is None or getattr(byte_getter, "store", None) is not self.store:
+        store = self.store
+        if self.attributes is None or getattr(byte_getter, "store", None) is not store:
             return False
         # A store may be moved, opened, or given another file system: then its attributes are other
         # objects. Those that are equal, but not the same, only cost the time to find it out again;
         # one that is new was not used.
-        is_same = all(map(operator.is_, list(vars(self.store).values()), self.attributes))
+        if not all(map(operator.is_, [*vars(store).values()], self.attributes)):
+            return False
         # zarr makes an equal prototype for each selection.
-        is_same = is_same and spec.prototype == self.prototype
-        return is_same and _options() == self.options and not self.state.is_struck
+        is_same = spec.prototype == self.prototype and _options() == self.options
+        return is_same and not self.state.is_struck
 
     def file_extent_of(self, path: str) -> FileExtent:
         """Return where a chunk is in its file; raise `LeftToZarr` if it is not in a file."""
@@ -109,6 +119,8 @@ class ArrayChunks(NamedTuple):
     prefix: str  # of the paths of chunks
     first: StorePath  # of the chunk at the start of the array, whether it exists or not
     may_be_missing: bool  # else a missing chunk is an error
+    order: Any  # of the axes of results in memory, "C" or "F"
+    forms: "FormCache"
 
     def is_valid(self, array: AnyArray) -> bool:
         """Whether neither the metadata of the array nor zarr's buffers have been replaced."""
@@ -118,6 +130,18 @@ class ArrayChunks(NamedTuple):
         """Return the path of a chunk in the store."""
         key: str = self.metadata.encode_chunk_key(chunk_coords)
         return self.prefix + key
+
+    def path_in(self, coords: list[int]) -> tuple[str, tuple[int, ...]]:
+        """Return the path of a chunk, or of a shard and the coordinates of an inner chunk in it.
+
+        `coords` are those of the inner chunk in the array.
+        """
+        layout = self.layout
+        if not isinstance(layout, ShardLayout):
+            return self.path_of(tuple(coords)), ()
+        pairs = list(map(divmod, coords, layout.grid_shape))
+        shard_coords, inner_coords = zip(*pairs, strict=True)
+        return self.path_of(shard_coords), inner_coords
 
     def locate(self) -> ChunkLocations:
         """Return where the chunks are; raise `LeftToZarr` as `ArrayAccess.locate` does."""
@@ -183,6 +207,8 @@ class ArrayAccess:
 
     def chunks_of(self, array: AnyArray) -> ArrayChunks:
         """Return the chunks of the array; raise `LeftToZarr` if zarr has to read them."""
+        from numcodecs_bytes._plan.forms import FormCache  # only if it is needed
+
         buffers = _buffers()
         if default_buffer_prototype() != cpu.buffer_prototype:
             raise LeftToZarr("zarr's config sets other buffers, such as those of a GPU")
@@ -191,7 +217,12 @@ class ArrayAccess:
         prefix = f"{array.path}/" if array.path else ""
         may_be_missing = getattr(array.config, "read_missing_chunks", True)  # new in zarr 3.4
         layout = self.layout_of(spec)
-        return ArrayChunks(self, metadata, buffers, spec, layout, prefix, first, may_be_missing)
+        order = array.order
+        inner = layout.inner if isinstance(layout, ShardLayout) else layout
+        forms = FormCache(metadata.shape, inner, order)
+        return ArrayChunks(
+            self, metadata, buffers, spec, layout, prefix, first, may_be_missing, order, forms
+        )
 
     def metadata_path(self, chunk: ChunkRequest) -> str:
         """Return the path of the array's metadata in the store, given one of its chunks."""

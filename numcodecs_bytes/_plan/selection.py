@@ -59,31 +59,34 @@ def selection_of(key: object) -> object:
 
 
 def moved_to_start(
-    selection: Any, shape: tuple[int, ...], strides: tuple[int, ...]
-) -> tuple[Any, int]:
-    """Return a selection moved to the start of its chunk, and how far it was moved, in bytes.
+    selection: Any, shape: tuple[int, ...], steps: tuple[int, ...]
+) -> tuple[Any, list[int]]:
+    """Return a selection moved to the start of its chunk, and by how many steps along each axis.
 
-    Selections that differ only in where they begin, such as samples at random, then share a plan:
-    to plan each took a third of the time of a read by `SyncReader`.
+    Steps are elements of a chunk, or inner chunks of a shard. Selections that differ only in where
+    they begin, such as samples at random, then share a plan: to plan each took a third of the time
+    of a read by `SyncReader`.
     """
-    offset = 0
+    num_steps = [0] * len(shape)
     if not isinstance(selection, tuple) or len(selection) != len(shape):  # as `axes_of` will say
-        return selection, offset
-    for axis, selector in enumerate(selection):
+        return selection, num_steps
+    selectors = list(selection)
+    for axis, (selector, step) in enumerate(zip(selection, steps, strict=True)):
         first = selector.start if type(selector) is slice else selector
-        if type(first) is not int or not 0 < first < shape[axis]:
+        if type(first) is not int or not step <= first < shape[axis]:
             continue
-        at_start: Any = 0
+        distance = first // step * step
         if type(selector) is slice:
-            stop, step = selector.stop, selector.step
+            stop = selector.stop
             if type(stop) is not int or not first < stop <= shape[axis]:
                 continue
-            if step is not None and step < 1:
+            if selector.step is not None and selector.step < 1:
                 continue
-            at_start = slice(0, stop - first, step)
-        selection = (*selection[:axis], at_start, *selection[axis + 1 :])
-        offset += first * strides[axis]
-    return selection, offset
+            selectors[axis] = slice(first - distance, stop - distance, selector.step)
+        else:
+            selectors[axis] = first - distance
+        num_steps[axis] = first // step
+    return tuple(selectors), num_steps
 
 
 def axes_of(

@@ -1,5 +1,6 @@
 """Chunk reads: what is known about a chunk that is read, and what became of it."""
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -58,8 +59,10 @@ class ChunkRead:
     def share_plan(self) -> None:
         """Move the selection to the start of the chunk: then samples at random share a plan."""
         if isinstance(layout := self.layout, Layout):
-            selection, offset = moved_to_start(self.chunk_selection, layout.shape, layout.strides)
-            self.chunk_selection, self.selection_offset = selection, self.selection_offset + offset
+            elements = (1,) * len(layout.shape)
+            moved, distances = moved_to_start(self.chunk_selection, layout.shape, elements)
+            self.chunk_selection = moved
+            self.selection_offset += sum(map(operator.mul, distances, layout.strides))
 
     def read_as_missing(self, out: Output, fetched: FetchCounts) -> None:
         """Fill what is selected of the chunk, because it does not exist."""

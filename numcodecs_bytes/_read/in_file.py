@@ -18,6 +18,7 @@ from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.out_selections import OutSelection
 from numcodecs_bytes._plan.outcome import FetchCounts, Outcome
 from numcodecs_bytes._plan.plan import RunPlan, plan_of, probe_offsets
+from numcodecs_bytes._plan.selection import moved_to_start
 from numcodecs_bytes._plan.shards import AnyShardPlan, InnerChunks, ShardLayout
 from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.file_batch import FileBatch
@@ -122,7 +123,9 @@ def _plan_shard(
     index, (num_reads, num_bytes, _) = batch.read_index(shard, extent)
     seconds = time.perf_counter() - started
     batch.record_index(seconds)
-    plan_with = partial(shard.plan_of, chunk.chunk_selection, out.drop_axes)
+    moved, first_coords = moved_to_start(chunk.chunk_selection, shard.shape, shard.inner.shape)
+    index = index[tuple([slice(first, None) for first in first_coords])]
+    plan_with = partial(shard.plan_of, moved, out.drop_axes)
     inner_chunks = _plan_at_speed(plan_with, index, extent, batch, seconds)
     view, to_view = view_of(out, chunk.out_selection)
     num_planned = sum([plan.num_bytes for plan, _, _ in inner_chunks.present])

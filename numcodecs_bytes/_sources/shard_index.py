@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from numcodecs_bytes._core.dtypes import UInt64Array
+from numcodecs_bytes._core.dtypes import UInt8Array, UInt64Array
 from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._plan.outcome import FetchCounts, ZarrFails
 from numcodecs_bytes._plan.shards import REMEDY, ShardLayout
@@ -86,9 +86,23 @@ class IndexCache:
         self._add(key, index, checksum)
         return index, fetched
 
+    def read_in_memory(self, shard: ShardLayout, raw: UInt8Array) -> UInt64Array:
+        """Return the index of a shard, given all of its bytes; they may change at any time."""
+        start = shard.index_start(len(raw))
+        stored = bytes(raw[start : start + shard.index_bytes])
+        key = id(raw), len(raw), shard.index_key
+        cached = self._indices.get(key) or self._older.get(key)
+        if cached is not None and cached[1] == stored:
+            index = cached[0]
+        else:
+            index = index_of(shard, np.frombuffer(stored, np.uint8))
+        self._add(key, index, stored)
+        return index
+
     def _add(self, key: Hashable, index: UInt64Array, checksum: bytes) -> None:
         if key not in self._indices:
-            num_bytes, half = index.nbytes + ENTRY_BYTES, MAX_INDEX_BYTES // 2
+            half = MAX_INDEX_BYTES // 2
+            num_bytes = index.nbytes + len(checksum) + ENTRY_BYTES
             if num_bytes > half:
                 return
             if self._num_bytes + num_bytes > half:

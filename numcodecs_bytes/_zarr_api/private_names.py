@@ -76,6 +76,20 @@ async def ensure_open(store: Any) -> None:
     await store._ensure_open()
 
 
+def bytes_in_memory(store: Any, path: str) -> UInt8Array | None:
+    """Return the bytes that a MemoryStore has under a path, uint8; None if they are not as usual.
+
+    Ends with zarr 3.1.6, whose MemoryStore has no `get_sync`.
+    """
+    mapping = store._store_dict
+    buffer = mapping.get(path) if type(mapping) is dict else None
+    if type(buffer) is not zarr.core.buffer.cpu.Buffer:
+        return None
+    raw: Any = buffer.as_array_like()
+    is_usual = type(raw) is np.ndarray and raw.dtype == np.uint8 and raw.flags.c_contiguous
+    return raw if is_usual else None
+
+
 def zip_file_of(store: Any) -> zipfile.ZipFile | None:
     """Return the archive of a ZipStore; open it if zarr opens it when needed; None if it is closed.
 

@@ -4,6 +4,7 @@ What of a selection is stored where: the values of test_random_selections.py.
 """
 
 import itertools
+import operator
 import random
 
 import numpy as np
@@ -74,7 +75,8 @@ def test_plans_and_their_parts_select_what_numpy_selects(set_constants):
         gap = rng.choice([None, 0, 5])
         plan = plan_of(selection, layout, drop_axes, gap)
         np.testing.assert_array_equal(apply(plan, raw, layout, 5), expected)
-        at_start, distance = moved_to_start(selection, layout.shape, layout.strides)
+        at_start, distances = moved_to_start(selection, shape, (1,) * len(shape))
+        distance = sum(map(operator.mul, distances, layout.strides))
         moved = plan_of(at_start, layout, drop_axes, gap)
         assert moved.starts(distance).tolist() == plan.starts().tolist()
         np.testing.assert_array_equal(apply(moved, raw, layout, 5 + distance), expected)
@@ -97,11 +99,11 @@ def test_plans_and_their_parts_select_what_numpy_selects(set_constants):
 @pytest.mark.parametrize(
     ("selection", "moved"),
     [
-        ((5, slice(2, 9, 3)), ((0, slice(0, 7, 3)), 5 * 40 + 2 * 4)),
-        ((5, slice(2, 9)), ((0, slice(0, 7, None)), 5 * 40 + 2 * 4)),
-        ((0, slice(0, 9)), ((0, slice(0, 9)), 0)),
+        ((5, slice(2, 9, 3)), ((0, slice(0, 7, 3)), [5, 2])),
+        ((5, slice(2, 9)), ((0, slice(0, 7, None)), [5, 2])),
+        ((0, slice(0, 9)), ((0, slice(0, 9)), [0, 0])),
         *[
-            (odd, (odd, 0))
+            (odd, (odd, [0, 0]))
             for odd in [(-1, slice(9, 2)), (8, slice(2, 11)), (True, slice(9, 2, -1))]
         ],
     ],
@@ -109,8 +111,16 @@ def test_plans_and_their_parts_select_what_numpy_selects(set_constants):
 )
 def test_a_selection_that_is_moved_to_the_start(selection, moved):
     """What is out of bounds, or of another kind, is not moved: it is refused when it is planned."""
-    layout = Layout((8, 10), I4, I4)
-    assert repr(moved_to_start(selection, layout.shape, layout.strides)) == repr(moved)
+    assert repr(moved_to_start(selection, (8, 10), (1, 1))) == repr(moved)
+
+
+def test_a_selection_that_is_moved_by_inner_chunks():
+    """It begins in the first one along each axis where it was."""
+    selection = 5, slice(7, 9), slice(1, 3)
+    assert moved_to_start(selection, (8, 10, 4), (2, 3, 2)) == (
+        (1, slice(1, 3), slice(1, 3)),
+        [2, 2, 0],
+    )
 
 
 @pytest.mark.parametrize(
