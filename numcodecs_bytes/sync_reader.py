@@ -206,5 +206,5 @@ def _check_outcomes(reads: Sequence[ChunkRead], chunks: "ArrayChunks") -> None:
     if are_missing and not chunks.may_be_missing:
         raise LeftToZarr("a chunk is missing")
     if traces.active:  # only now: what is left to zarr is read again, and traced, as a whole
-        for chunk in reads:
-            chunk.report_to_traces(has_v2_keys=chunks.access.has_v2_keys)
+        name = chunks.access.name_of_array(chunks.first, chunks.spec)
+        traces.record_array(name, *[chunk.counts() for chunk in reads])

@@ -32,7 +32,7 @@ from numcodecs_bytes._sources.stores import (
     store_of,
 )
 from numcodecs_bytes._zarr_api.batch_items import ChunkRequest
-from numcodecs_bytes._zarr_api.names import keys_are_v2, path_of_array
+from numcodecs_bytes._zarr_api.names import keys_are_v2, name_of_store, path_of_array
 from numcodecs_bytes._zarr_api.options import (
     max_gap_bytes,
     warn_of_other_pipeline,
@@ -135,7 +135,7 @@ class ArrayAccess:
         self.codec = pipeline.array_bytes_codec  # the codec between the array and bytes
         self.is_v2 = type(self.codec) is V2Codec
         # Whether keys of chunks are like those of Zarr v2.
-        self.has_v2_keys = self.is_v2 if has_v2_keys is None else has_v2_keys
+        self._has_v2_keys = self.is_v2 if has_v2_keys is None else has_v2_keys
         self._codecs = Codecs.of(pipeline)
         self._layouts: ArrayLayouts | None = None  # made when they are first needed
         self.locations: ChunkLocations | None = None  # as found last
@@ -195,14 +195,16 @@ class ArrayAccess:
 
     def metadata_path(self, chunk: ChunkRequest) -> str:
         """Return the path of the array's metadata in the store, given one of its chunks."""
-        path, num_axes = chunk.byte_getter.path, len(chunk.spec.shape)
-        path = path_of_array(path, num_axes, has_v2_keys=self.has_v2_keys)
+        path = self._path_of_array(chunk.byte_getter.path, chunk.spec)
         return f"{path}/{'.zarray' if self.is_v2 else 'zarr.json'}".lstrip("/")
 
     def name_of_array(self, byte_getter: object, spec: ArraySpec) -> traces.ArrayName:
         """Return the name of the array for `numcodecs_bytes.trace`, given one of its chunks."""
-        num_axes = len(spec.shape)
-        return traces.name_of_array(byte_getter, num_axes, has_v2_keys=self.has_v2_keys)
+        path = self._path_of_array(getattr(byte_getter, "path", ""), spec)
+        return traces.ArrayName(name_of_store(getattr(byte_getter, "store", byte_getter)), path)
+
+    def _path_of_array(self, path: str, spec: ArraySpec) -> str:
+        return path_of_array(path, len(spec.shape), has_v2_keys=self._has_v2_keys)
 
 
 class ArrayAccessMixin(PickledAsConfigured):

@@ -85,8 +85,9 @@ class BatchRead:
         finally:
             if traces.active:
                 with own_bugs.catch(own_bugs.log):
-                    for chunk in self.chunks:
-                        chunk.report_to_traces(has_v2_keys=self.access.has_v2_keys)
+                    first = self.requests[0]
+                    name = self.access.name_of_array(first.byte_getter, first.spec)
+                    traces.record_array(name, *[chunk.counts() for chunk in self.chunks])
 
     def _locate(self) -> "Output | GPUOutput | None":
         """Find where the chunks are; return the output, or None if zarr reads all of them."""
@@ -104,7 +105,7 @@ class BatchRead:
                 # The read of a shard is counted by itself.
                 if traces.active and not is_in_shard(first.byte_getter):
                     name = access.name_of_array(first.byte_getter, first.spec)
-                    traces.record_array(name, {str(why): len(requests)}, is_seen=False)
+                    traces.record_array(name, {("not_seen", str(why)): len(requests)})
         return None
 
     def _locate_each(self, locations: ChunkLocations) -> "Output | GPUOutput":

@@ -96,9 +96,11 @@ class BatchWrite:
         finally:
             if traces.active and self.planned is not None:
                 with own_bugs.catch(own_bugs.log):
-                    for chunk in self.planned.chunks:
-                        if mode or not chunk.request.is_complete:  # else there is nothing to say
-                            chunk.report_to_traces(has_v2_keys=self.access.has_v2_keys)
+                    first = self.requests[0]
+                    name = self.access.name_of_array(first.byte_getter, first.spec)
+                    # Of whole chunks, there is only something to say if the option is on.
+                    parts = [c for c in self.planned.chunks if mode or not c.request.is_complete]
+                    traces.record_array(name, *[chunk.counts() for chunk in parts])
 
     async def _write_here(self, mode: WriteMode) -> None:
         """Plan how chunks are written, and write those that are not left to zarr."""

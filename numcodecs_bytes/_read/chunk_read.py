@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, cast
 
 from zarr.core.array_spec import ArraySpec
@@ -92,26 +91,22 @@ class ChunkRead:
         if isinstance(layout, Layout) and num_bytes != layout.num_bytes:
             layout.check_length(num_bytes, name_of_chunk(self.byte_getter))
 
-    def report_to_traces(self, *, has_v2_keys: bool) -> None:
-        """Tell `numcodecs_bytes.trace` what became of the chunk."""
-        outcome, num_axes = self.outcome, len(self.spec.shape)
-        note = partial(traces.record, self.byte_getter, num_axes, has_v2_keys=has_v2_keys)
+    def counts(self) -> traces.Counts:
+        """Return what `numcodecs_bytes.trace` counts of the chunk."""
+        outcome = self.outcome
         if outcome.is_left:  # zarr failed to read it
-            if outcome.why:
-                note({outcome.why: 1}, is_seen=False)
-            return
+            return {("not_seen", outcome.why): 1} if outcome.why else {}
         is_missing = outcome.status == "missing"
         if outcome.is_by_zarr and not is_missing and isinstance(self.layout, ShardLayout):
             # How much zarr fetches of a shard is not known.
-            note({outcome.why or "most of a shard is selected": 1}, is_seen=False)
-            return
+            return {("not_seen", outcome.why or "most of a shard is selected"): 1}
         num_selected = None
         if outcome.status == "present":
             num_selected = size_of(self.out_selection) * self.layout.item_size
         num_bytes = self.layout.num_bytes
         num_requests, num_fetched, by_zarr = outcome.fetched
         fetched = num_requests, num_fetched
-        note(traces.counts_of_read(num_bytes, num_selected, by_zarr, fetched, outcome.why))
+        return traces.counts_of_read(num_bytes, num_selected, by_zarr, fetched, outcome.why)
 
 
 def chunk_reads(

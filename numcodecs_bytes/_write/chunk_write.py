@@ -62,22 +62,18 @@ class ChunkWrite:
             for block in blocks
         )
 
-    def report_to_traces(self, *, has_v2_keys: bool) -> None:
-        """Tell `numcodecs_bytes.trace` what became of the chunk."""
-        counts: traces.Counts = {}
+    def counts(self) -> traces.Counts:
+        """Return what `numcodecs_bytes.trace` counts of the chunk."""
         if self.num_bytes is not None:
-            counts = {
+            return {
                 "chunks_in_place": 1,
                 "bytes_in_place": self.num_bytes,
                 "bytes_zarr_alone": self.num_bytes_before,
             }
-        elif self.request.is_complete:
-            counts = {("why_not_in_place", "the whole chunk is written"): 1}
-        elif self.outcome.is_left and self.outcome.why:
-            counts = {("why_not_in_place", self.outcome.why): 1}
-        if counts:
-            byte_getter, num_axes = self.request.byte_getter, len(self.request.spec.shape)
-            traces.record(byte_getter, num_axes, counts, has_v2_keys=has_v2_keys)
+        why = self.outcome.why if self.outcome.is_left else ""
+        if self.request.is_complete:
+            why = "the whole chunk is written"
+        return {("why_not_in_place", why): 1} if why else {}
 
 
 async def write_each(
