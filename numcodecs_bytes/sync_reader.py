@@ -19,7 +19,7 @@ from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.local import read_here
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._runtime import own_bugs, traces
-from numcodecs_bytes._zarr_api.batch_items import ChunkName
+from numcodecs_bytes._zarr_api.batch_items import ChunkName, ChunkRequest
 from numcodecs_bytes._zarr_api.names import name_of_class, name_of_store
 from numcodecs_bytes._zarr_api.options import OptionError
 
@@ -180,7 +180,8 @@ class SyncReader:
         checks_crc = extent.find_member is not None and selected.is_all_of_chunk(
             chunks.metadata.shape, spec.shape
         )
-        return ChunkRead(name, spec, chunk_selection, out_selection, layout, extent, checks_crc)
+        request = ChunkRequest(name, spec, chunk_selection, out_selection, checks_crc)
+        return ChunkRead(request, chunk_selection, out_selection, layout, extent)
 
     def _find_chunks(self) -> "ArrayChunks":
         """Return the chunks of the array; raise `LeftToZarr` if zarr has to read them."""

@@ -88,11 +88,9 @@ class ChunkLocations(NamedTuple):
 
     def leaves_all_to_zarr(self, requests: Sequence[ChunkRequest]) -> bool:
         """Whether zarr reads all chunks of a batch, because it must, or is just as fast."""
-        if self.locator is not None and not self.are_short_objects:
-            return False
-        if traces.active:  # what zarr fetches is counted for each chunk
-            return False
-        return self.locator is None or all(request.is_complete for request in requests)
+        if self.locator is None:
+            return True
+        return self.are_short_objects and all(request.is_complete for request in requests)
 
 
 class ArrayChunks(NamedTuple):

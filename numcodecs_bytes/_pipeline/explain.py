@@ -101,7 +101,7 @@ async def _check_lengths(requests: Sequence[ChunkRequest], layout_of: LayoutOf) 
     for chunk in chunk_reads(requests, layout_of):
         if not isinstance(chunk.layout, Layout):  # a shard has no certain length
             continue
-        byte_getter, prototype = chunk.byte_getter, chunk.spec.prototype
+        byte_getter, prototype = chunk.request.byte_getter, chunk.request.spec.prototype
         num_bytes = await async_value_or_error(byte_getter.store.getsize(byte_getter.path))
         if isinstance(num_bytes, Exception):  # it is missing, or can't be asked for
             continue

@@ -23,6 +23,8 @@ class PartialReadMixin(ArrayAccessMixin):
         """Read the selections of chunks into `out`, like zarr's pipeline."""
         length_check.set(LengthCheck())
         requests, access = chunk_requests_of(batch_info), self.access
+        if not requests:
+            return await self._read_by_zarr(requests, out, drop_axes)
         by_zarr, bugs = self._read_by_zarr, BatchBugs(access)
         return await BatchRead(access, requests, out, drop_axes, by_zarr, bugs).read()
 

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from zarr.core.array_spec import ArraySpec
-
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.out_selections import OutSelection, out_selection_of, size_of
 from numcodecs_bytes._plan.outcome import (
@@ -32,15 +30,11 @@ from numcodecs_bytes._zarr_api.versions import fill_value_or_default
 class ChunkRead:
     """What is read of a chunk, where that belongs, and what became of it."""
 
-    byte_getter: Any  # what zarr asks for the chunk, or a `ChunkName`
-    spec: ArraySpec
-    chunk_selection: Any
-    out_selection: OutSelection  # in the output
+    request: ChunkRequest  # zarr's, which it gets back if the chunk is left to it
+    chunk_selection: Any  # that of the request, or moved to the start of the chunk
+    out_selection: OutSelection  # in the output; or, on a GPU, in the box of the chunk's group
     layout: AnyLayout
-    extent: Extent | None = None  # None: zarr reads it
-    # Whether a checksum is checked, if the chunk has one: all of the chunk is selected.
-    checks_crc: bool = False
-    request: Any = None  # zarr's `ChunkRequest`, which it gets back if the chunk is left to it
+    extent: Extent | None = None  # None: nobody knows it, and zarr reads the chunk
     outcome: Outcome = PENDING
     selection_offset: int = 0  # of the origin of `chunk_selection` in the chunk, in bytes
 
@@ -53,6 +47,11 @@ class ChunkRead:
     def object_extent(self) -> ObjectExtent:
         """Where a chunk is that is requested."""
         return cast("ObjectExtent", self.extent)
+
+    @property
+    def checks_crc(self) -> bool:
+        """Whether a checksum is checked, if the chunk has one: all of the chunk is selected."""
+        return self.request.is_complete
 
     def share_plan(self) -> None:
         """Move the selection to the start of the chunk: then samples at random share a plan."""
@@ -67,7 +66,7 @@ class ChunkRead:
 
     def fill(self, out: Output, out_selections: Iterable[OutSelection]) -> None:
         """Fill parts of the output with the fill value."""
-        fill_value = fill_value_or_default(self.spec)
+        fill_value = fill_value_or_default(self.request.spec)
         with out.lock:
             out.raise_if_cancelled()
             for out_selection in out_selections:
@@ -89,7 +88,7 @@ class ChunkRead:
         """Raise ValueError unless a chunk has the length that its layout gives."""
         layout = self.layout
         if isinstance(layout, Layout) and num_bytes != layout.num_bytes:
-            layout.check_length(num_bytes, name_of_chunk(self.byte_getter))
+            layout.check_length(num_bytes, name_of_chunk(self.request.byte_getter))
 
     def counts(self) -> traces.Counts:
         """Return what `numcodecs_bytes.trace` counts of the chunk."""
@@ -115,12 +114,10 @@ def chunk_reads(
     """Return what is read of the chunks that zarr requests, and where each is, by the locator."""
     chunks = []
     for request in requests:
-        byte_getter, spec, chunk_selection, out_selection, is_complete = request
-        out_selection = out_selection_of(out_selection)
-        chunk = ChunkRead(byte_getter, spec, chunk_selection, out_selection, layout_of(spec))
-        chunk.checks_crc, chunk.request = is_complete, request
+        out_selection, layout = out_selection_of(request.out_selection), layout_of(request.spec)
+        chunk = ChunkRead(request, request.chunk_selection, out_selection, layout)
         try:
-            chunk.extent = locator(byte_getter.path) if locator else None
+            chunk.extent = locator(request.byte_getter.path) if locator else None
         except LeftToZarr as why:
             leave_to_zarr([chunk], why)
         chunks.append(chunk)

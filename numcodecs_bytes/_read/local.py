@@ -188,5 +188,5 @@ def _read_or_leave(
     except (LeftToZarr, OSError) as why:
         leave_to_zarr([chunk], why)
     except Exception as error:
-        add_name(error, chunk.byte_getter)
+        add_name(error, chunk.request.byte_getter)
         raise

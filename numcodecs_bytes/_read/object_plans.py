@@ -59,7 +59,7 @@ class ObjectRead(NamedTuple):
 def object_plans(
     chunks: Sequence[ChunkRead], num_in_flight: int, max_gap: int | None, drop_axes: tuple[int, ...]
 ) -> list[ObjectRead]:
-    """Return what to read of chunks that are requested; zarr reads others, whose extent is dropped.
+    """Return what to read of the objects that hold chunks; zarr reads chunks that are in none.
 
     The event loop requests `num_in_flight` chunks at once, these and others. `max_gap` is what the
     user has set.
@@ -74,10 +74,6 @@ def object_plans(
         else:
             if read is not None:
                 reads.append(read)
-    requested = {id(chunk) for read in reads for chunk in read.chunks}
-    for chunk in chunks:
-        if id(chunk) not in requested:
-            chunk.extent = None
     return reads
 
 

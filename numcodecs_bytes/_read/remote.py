@@ -165,7 +165,7 @@ class _ObjectReader:
         """
         if planned.remote_object.extent.num_bytes is not None:
             return False
-        state, store = planned.remote_object.state, planned.chunks[0].byte_getter.store
+        state, store = planned.remote_object.state, planned.chunks[0].request.byte_getter.store
         async with self.metadata_lock:
             if not (state.has_answered or self.why_wrong):
                 planned.remote_object.num_requests += 1
@@ -199,14 +199,15 @@ async def _record_failure(planned: ObjectRead, answer: Answer, num_failures: int
     else:
         is_strike = not (answer.kind == "missing" and await _is_missing(chunk))
     if is_strike:
-        state.strike(chunk.byte_getter.store, answer)
+        state.strike(chunk.request.byte_getter.store, answer)
 
 
 async def _is_missing(chunk: ChunkRead) -> bool:
     """Whether a chunk that zarr has read is missing; zarr 3.1.6 does not tell."""
     if not HAS_RESULTS:
         with contextlib.suppress(Exception):  # stores raise anything
-            return not await chunk.byte_getter.store.exists(chunk.byte_getter.path)
+            byte_getter = chunk.request.byte_getter
+            return not await byte_getter.store.exists(byte_getter.path)
     return chunk.outcome.status == "missing"
 
 
