@@ -25,7 +25,7 @@ class PartialReadMixin(ArrayAccessMixin):
         requests, access = chunk_requests_of(batch_info), self.access
         if not requests:
             return await self._read_by_zarr(requests, out, drop_axes)
-        by_zarr, bugs = self._read_by_zarr, BatchBugs(access)
+        by_zarr, bugs = self._read_by_zarr, BatchBugs(access, stops_reads=True)
         return await BatchRead(access, requests, out, drop_axes, by_zarr, bugs).read()
 
     async def _read_by_zarr(

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zarr.core.buffer import NDBuffer, gpu
@@ -40,19 +40,21 @@ class PartialWriteMixin(ArrayAccessMixin):
         """
         length_check.set(LengthCheck())
         requests = chunk_requests_of(batch_info)
-        batch = BatchWrite(self.access, requests, value, drop_axes, self._write_by_zarr)
+        access, by_zarr = self.access, self._write_by_zarr
+        bugs = BatchBugs(access, stops_reads=False)
+        batch = BatchWrite(access, requests, value, drop_axes, by_zarr, bugs)
         try:
             mode = write_in_place()
             if self._was_required and not all(request.is_complete for request in requests):
                 self._check_required_is_set()
             await batch.write(mode)
         except Exception as error:  # whichever it is: it is only given a note
-            batch.bugs.forget_or_mention(error)
+            bugs.forget_or_mention(error)
             if requests and not is_in_shard(requests[0].byte_getter):  # the shard will be named
                 add_name(error, requests[0].byte_getter, "writing", len(requests))
             raise
         finally:
-            batch.bugs.log()
+            bugs.log()
 
     async def _write_by_zarr(
         self, requests: Sequence[ChunkRequest], value: NDBuffer, drop_axes: tuple[int, ...]
@@ -71,7 +73,7 @@ class BatchWrite:
     value: NDBuffer
     drop_axes: tuple[int, ...]
     write_by_zarr: WriteByZarr
-    bugs: BatchBugs = field(default_factory=BatchBugs)
+    bugs: BatchBugs
     planned: "PlannedWrites | None" = None  # None: zarr writes all
 
     async def write(self, mode: WriteMode) -> None:
