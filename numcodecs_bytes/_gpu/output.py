@@ -22,7 +22,7 @@ class GPUOutput(NamedTuple):
     """An array on a GPU that a batch is read into, part by part; see `Output`."""
 
     array: GPUArray
-    on_host: Output  # without its memory
+    on_host: Output  # each group of chunks is read into an array of its own
     record_own_bug: RecordOwnBug
     is_v2: bool  # whether the chunks are of Zarr v2
 
@@ -32,7 +32,7 @@ class GPUOutput(NamedTuple):
         read: Callable[[Sequence[ChunkRead], Output], Awaitable[None]],
     ) -> None:
         """Read chunks in groups, each into host memory, and upload it; leave others to zarr."""
-        waiting: set[ChunkRead] = set()  # for zarr to read them, or to be uploaded
+        waiting: set[ChunkRead] = set()  # zarr has to read these after an own bug
 
         async def read_group(group: Group[ChunkRead], host: Array) -> None:
             await read(group.chunks, self.on_host._replace(array=host))
@@ -40,11 +40,11 @@ class GPUOutput(NamedTuple):
             staging.upload(group, host, self.array, read_here)
             waiting.difference_update(group.chunks)
 
-        # CuPy may be other than we know it.
+        # CuPy may behave otherwise than this package expects.
         with own_bugs.catch(lambda bug: self.record_own_bug(list(waiting), bug)):
             here = [chunk for chunk in chunks if chunk.extent is not None]
             if not self.is_v2:
-                faster = [chunk for chunk in here if _is_faster_by_zarr(chunk)]
+                faster = (chunk for chunk in here if _is_faster_by_zarr(chunk))
                 leave_to_zarr(faster, LeftToZarr("most of a large chunk is read to a GPU"))
                 here = [chunk for chunk in here if chunk.outcome is PENDING]
             waiting.update(here)

@@ -174,7 +174,7 @@ class ArrayAccess:
         try:
             layout, locator = self.layout_of(spec), locator_for(store)
         except LeftToZarr as why:
-            raise_interrupt(why.__cause__)  # else all reads of the array were left to zarr
+            raise_interrupt(why.__cause__)  # an interrupt must not become the cached reason
             return found._replace(why_left=why.without_frames())
         is_short = _is_short_object(locator, byte_getter.path, layout)
         return found._replace(locator=locator, max_gap=max_gap_bytes(), are_short_objects=is_short)
@@ -228,7 +228,8 @@ class ArrayAccessMixin(PickledAsConfigured):
     def from_array_metadata_and_store(cls, array_metadata: Any, store: object) -> Any:
         """Return the pipeline of an array, like zarr's, which also knows how chunks are named."""
         if not getattr(store, "read_only", True):
-            # Now: a child that is forked while another thread imports it could never write.
+            # It is imported now: a child that is forked while another thread imports it could never
+            # write.
             import numcodecs_bytes._write.batch  # noqa: F401
         pipeline = create_codec_pipeline(array_metadata)
         vars(pipeline)["_keys_are_v2"] = keys_are_v2(array_metadata)
@@ -241,7 +242,7 @@ class ArrayAccessMixin(PickledAsConfigured):
         if "_access" not in attributes:
             has_v2_keys = attributes.get("_keys_are_v2")
             access = ArrayAccess(self, self._threads_setting, has_v2_keys=has_v2_keys)
-            attributes.setdefault("_access", access)  # the first one stays
+            attributes.setdefault("_access", access)  # that of another thread stays
         found: ArrayAccess = attributes["_access"]
         return found
 
@@ -267,7 +268,7 @@ def _is_short_object(locator: ChunkLocator, path: str, layout: AnyLayout) -> boo
     """Whether a chunk is an object that is requested, and that no request for it is split."""
     try:
         extent = locator(path)
-    except LeftToZarr as why:  # this chunk alone
+    except LeftToZarr as why:  # other chunks may be short objects
         raise_interrupt(why.__cause__)
         return False
     if not (isinstance(extent, ObjectExtent) and extent.is_object and isinstance(layout, Layout)):

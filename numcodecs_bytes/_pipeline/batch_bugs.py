@@ -15,9 +15,7 @@ class BatchBugs:
     """The own bugs of a batch, which are logged when it ends, unless zarr fails just so."""
 
     access: ArrayAccess
-    stops_reads: (
-        bool  # whether zarr reads the array after an own bug; it does not after one of a write
-    )
+    stops_reads: bool  # whether they stop our reads of the array; those of a write do not
     errors: list[Exception] = field(default_factory=list)
 
     def catch(self, chunks: Iterable[HasOutcome] = ()) -> own_bugs.catch:
@@ -43,10 +41,6 @@ class BatchBugs:
         if name:
             with contextlib.suppress(AttributeError, TypeError):  # some errors are immutable
                 error.add_note(f"before, numcodecs_bytes itself had failed: {name}")
-
-    def log(self) -> None:
-        """Log what was not forgotten."""
-        own_bugs.log_all(self.errors)
 
 
 def _summary_of(error: Exception) -> str:

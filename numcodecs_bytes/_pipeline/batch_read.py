@@ -84,7 +84,7 @@ class BatchRead:
                 with own_bugs.catch(own_bugs.log):
                     self._report_to_traces()
             if self.bugs.errors:
-                self.bugs.log()
+                own_bugs.log_all(self.bugs.errors)
         results = [{"status": chunk.outcome.status} for chunk in self.chunks]
         return tuple(results) if HAS_RESULTS else None
 
@@ -121,7 +121,7 @@ class BatchRead:
         """Read chunks here, and let zarr read the rest."""
         if isinstance(output, Output):
             await self._read_chunks(self.chunks, output)
-        else:  # on a GPU: group by group
+        else:  # an output on a GPU is filled group by group
             await output.read_chunks(self.chunks, self._read_chunks)
         if rest := [chunk for chunk in self.chunks if chunk.outcome.is_left]:
             await self._let_zarr_read(rest)
@@ -138,7 +138,7 @@ class BatchRead:
     async def _read_chunks(self, chunks: Sequence[ChunkRead], out: Output) -> None:
         """Plan, fetch and scatter chunks to an output in host memory; zarr reads others."""
         files = [chunk for chunk in chunks if isinstance(chunk.extent, FileExtent)]
-        if len(files) == len(chunks):  # most often
+        if len(files) == len(chunks):  # the most frequent case
             await self._read_files(files, out)
             return
         requested = [chunk for chunk in chunks if isinstance(chunk.extent, ObjectExtent)]
@@ -239,4 +239,4 @@ async def _together(*functions: Callable[[], Awaitable[None]]) -> None:
             if error is not None:
                 raise error
     finally:
-        del results  # their frames refer to this one, and to the output
+        del results  # the frames of the errors refer to this one, and to the output

@@ -48,13 +48,13 @@ class PartialWriteMixin(ArrayAccessMixin):
             if self._was_required and not all(request.is_complete for request in requests):
                 self._check_required_is_set()
             await batch.write(mode)
-        except Exception as error:  # whichever it is: it is only given a note
+        except Exception as error:  # of any class: it gets a note, and is raised again
             bugs.forget_or_mention(error)
             if requests and not is_in_shard(requests[0].byte_getter):  # the shard will be named
                 add_name(error, requests[0].byte_getter, "writing", len(requests))
             raise
         finally:
-            bugs.log()
+            own_bugs.log_all(bugs.errors)
 
     async def _write_by_zarr(
         self, requests: Sequence[ChunkRequest], value: NDBuffer, drop_axes: tuple[int, ...]
@@ -69,7 +69,7 @@ class BatchWrite:
     """A batch that is written: what zarr passed, what is written to each chunk, and own bugs."""
 
     access: ArrayAccess
-    requests: Sequence[ChunkRequest]  # of one array: at most the shapes of their chunks differ
+    requests: Sequence[ChunkRequest]  # of one array, whose chunks may differ in shape
     value: NDBuffer
     drop_axes: tuple[int, ...]
     write_by_zarr: WriteByZarr
@@ -105,12 +105,16 @@ class BatchWrite:
                     traces.record_array(name, *[chunk.counts() for chunk in parts])
 
     async def _write_here(self, mode: WriteMode) -> None:
-        """Plan how chunks are written, and write those that are not left to zarr."""
+        """Plan how chunks are written, and write those that are not left to zarr.
+
+        While a trace is open, there is always a plan, which says why parts are not written in
+        place. It changes nothing else: zarr writes them.
+        """
         if not self.requests:
             return
-        first, is_in_parts = self.requests[0], mode or traces.active
+        first, needs_plan = self.requests[0], mode or traces.active
         check_readable(self.access.codec, first.spec)
-        if is_in_shard(first.byte_getter) or not (is_in_parts or self._may_write_whole()):
+        if is_in_shard(first.byte_getter) or not (needs_plan or self._may_write_whole()):
             return
         from numcodecs_bytes._write.batch import Values, plan_writes  # only if it is needed
 

@@ -74,14 +74,15 @@ class ChunkRead:
 
     def record_read_by_zarr(self, *, exists: bool) -> None:
         """Record that zarr has read a chunk that was left to it."""
-        exists = exists and not issubclass(self.outcome.kind, NoReference)  # for zarr 3.1.6
+        # zarr 3.1.6 does not tell whether a chunk exists.
+        exists = exists and not issubclass(self.outcome.kind, NoReference)
         status: Literal["present", "missing"] = "present" if exists else "missing"
-        num_requests, num_bytes, _ = self.outcome.fetched  # in vain
+        num_requests, num_bytes, _ = self.outcome.fetched  # what was fetched here was in vain
         fetched = FetchCounts(
             num_requests + 1, num_bytes + (self.layout.num_bytes if exists else 0)
         )
         if issubclass(self.outcome.kind, AlreadyInMemory | NoReference):
-            fetched = FetchCounts(num_bytes_by_zarr=0)  # nor does zarr alone fetch anything
+            fetched = FetchCounts(num_bytes_by_zarr=0)  # zarr fetched nothing either
         self.outcome = self.outcome._replace(status=status, is_by_zarr=True, fetched=fetched)
 
     def check_length(self, num_bytes: int) -> None:

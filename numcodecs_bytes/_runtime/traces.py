@@ -155,8 +155,8 @@ def counts_of_read(
         "bytes_zarr_alone": 0 if num_selected is None else by_zarr,
         "bytes_selected": num_selected or 0,
     }
-    # It counts as read whole if less than nine tenths of it was selected, and all of it was fetched
-    # or, in memory, nothing.
+    # A chunk counts as read whole if less than nine tenths of it was selected, and all of it was
+    # fetched; or nothing, since it was in memory.
     is_whole = num_fetched >= 0.9 * num_bytes or not by_zarr
     if num_selected is not None and num_selected < 0.9 * num_bytes and is_whole:
         why = why_whole or "a single read is faster: the chunk is small, or the gaps are short"
@@ -197,14 +197,14 @@ def _lines(report: dict[str, Totals], paths: dict[str, str]) -> Iterator[str]:
             counted = plural(sum(numbers.values()), noun)
             names = [paths.get(name, name) for name in numbers]
             more = [f"{len(names) - 5} more"] if len(names) > 5 else []
-            reason = " ".join(why.split()).replace(": ", " - ")  # on one line, with one colon
+            reason = " ".join(why.split()).replace(": ", " - ")  # it is one line, with one colon
             yield f"{counted} of {', '.join(names[:5] + more)} {what}: {reason}"
 
 
 def _why_nothing() -> str:
     """Return what it means that nothing was counted."""
     if "zarr" in sys.modules:
-        import zarr.registry  # not by `import numcodecs_bytes`
+        import zarr.registry  # only here: `import numcodecs_bytes` imports no zarr
 
         pipeline = value_or_error(zarr.registry.get_pipeline_class)
         if isinstance(pipeline, type) and not hasattr(pipeline, "reads_partially"):

@@ -35,10 +35,10 @@ class ChunkWrite:
     """What is written to a part of a chunk, or all of it, and what became of it."""
 
     request: ChunkRequest  # zarr's, which is passed on if the chunk is left to zarr
-    # These two are set unless zarr writes it.
+    # These two are set unless zarr writes the chunk.
     out_selection: OutSelection = field(init=False)  # in the values
     layout: Layout = field(init=False)  # of the chunk, or of the inner chunks of a shard
-    shard: ShardLayout | None = None  # if it is one
+    shard: ShardLayout | None = None  # None if the chunk is no shard
     path: str = ""  # of its file; "" if zarr writes it
     outcome: Outcome = PENDING
     is_changed: bool = False  # whether its file may have been changed in place
@@ -57,7 +57,7 @@ class ChunkWrite:
         fill_value = self.fill_value
         buffer_of = cpu.NDBuffer.from_numpy_array
         return all(
-            not _begins_differently(block, fill_value)  # as most often: that takes no time
+            not _begins_differently(block, fill_value)  # true most often, and fast to find out
             and buffer_of(block).all_equal(fill_value)
             for block in blocks
         )
@@ -80,7 +80,7 @@ async def write_each(
     items: Sequence[T],
     write: Callable[[T, IsWanted], None],
     *,
-    num_threads: int | None,  # if the user has set it
+    num_threads: int | None,  # None if the user has set none
     num_default: int,
     slow_seconds: float = math.inf,
 ) -> bool:
