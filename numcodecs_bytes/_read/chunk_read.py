@@ -100,13 +100,25 @@ class ChunkRead:
         if outcome.is_by_zarr and not is_missing and isinstance(self.layout, ShardLayout):
             # How much zarr fetches of a shard is not known.
             return {("not_seen", outcome.why or "most of a shard is selected"): 1}
-        num_selected = None
-        if outcome.status == "present":
-            num_selected = size_of(self.out_selection) * self.layout.item_size
-        num_bytes = self.layout.num_bytes
         num_requests, num_fetched, by_zarr = outcome.fetched
-        fetched = num_requests, num_fetched
-        return traces.counts_of_read(num_bytes, num_selected, by_zarr, fetched, outcome.why)
+        counts: traces.Counts = {
+            "chunks": 1,
+            "requests": num_requests,
+            "bytes_fetched": num_fetched,
+        }
+        if is_missing:
+            return counts | {"chunks_missing": 1}
+        num_bytes = self.layout.num_bytes
+        num_selected = size_of(self.out_selection) * self.layout.item_size
+        by_zarr = num_bytes if by_zarr is None else by_zarr
+        counts |= {"bytes_zarr_alone": by_zarr, "bytes_selected": num_selected}
+        # A chunk counts as read whole if less than nine tenths of it was selected, and all of it
+        # was fetched; or nothing, since it was in memory.
+        is_whole = num_fetched >= 0.9 * num_bytes or not by_zarr
+        if num_selected < 0.9 * num_bytes and is_whole:
+            default = "a single read is faster: the chunk is small, or the gaps are short"
+            counts |= {"chunks_whole": 1, ("why_whole", outcome.why or default): 1}
+        return counts
 
 
 def chunk_reads(

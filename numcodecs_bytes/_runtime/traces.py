@@ -133,37 +133,6 @@ def trace() -> Trace:
     return Trace()
 
 
-def counts_of_read(
-    num_bytes: int,
-    num_selected: int | None,
-    num_bytes_by_zarr: int | None,
-    fetched: tuple[int, int],
-    why_whole: str,
-) -> Counts:
-    """Return the counts of a chunk of `num_bytes`, of which something was read.
-
-    `num_selected` is in bytes, or None if the chunk is missing; `num_bytes_by_zarr` is what zarr
-    alone fetches, if that is not all of it; `fetched` are the number of requests, and of bytes.
-    """
-    by_zarr = num_bytes if num_bytes_by_zarr is None else num_bytes_by_zarr
-    num_requests, num_fetched = fetched
-    counts: Counts = {
-        "chunks": 1,
-        "chunks_missing": int(num_selected is None),
-        "requests": num_requests,
-        "bytes_fetched": num_fetched,
-        "bytes_zarr_alone": 0 if num_selected is None else by_zarr,
-        "bytes_selected": num_selected or 0,
-    }
-    # A chunk counts as read whole if less than nine tenths of it was selected, and all of it was
-    # fetched; or nothing, since it was in memory.
-    is_whole = num_fetched >= 0.9 * num_bytes or not by_zarr
-    if num_selected is not None and num_selected < 0.9 * num_bytes and is_whole:
-        why = why_whole or "a single read is faster: the chunk is small, or the gaps are short"
-        counts |= {"chunks_whole": 1, ("why_whole", why): 1}
-    return counts
-
-
 def record_array(name: ArrayName, *counts: Counts) -> None:
     """Add to the counts of an array, such as those of each chunk of a batch."""
     total = sum(map(Counter, counts), Counter[str | tuple[str, str]]())

@@ -36,7 +36,9 @@ class ChunkWrite:
 
     request: ChunkRequest  # zarr's, which is passed on if the chunk is left to zarr
     # These two are set unless zarr writes the chunk.
-    out_selection: OutSelection = field(init=False)  # in the values
+    out_selection: OutSelection = field(
+        init=False
+    )  # in the values; or, on a GPU, in the box of its group
     layout: Layout = field(init=False)  # of the chunk, or of the inner chunks of a shard
     shard: ShardLayout | None = None  # None if the chunk is no shard
     path: str = ""  # of its file; "" if zarr writes it
