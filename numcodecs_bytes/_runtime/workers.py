@@ -135,7 +135,7 @@ class CallerWorkers(Generic[Work]):
         self, items: Sequence[Work], work: "Callable[[CallerWorkers[Work], Iterator[Work]], None]"
     ) -> None:
         self._items, self._num_others = iter(items), len(items) - 1  # threads share the iterator
-        self._work = work
+        self._work, self._caller = work, threading.get_ident()
         self._ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
     def run(self) -> None:
@@ -150,8 +150,10 @@ class CallerWorkers(Generic[Work]):
         _raise_first(errors)
 
     def add_threads(self, *, io_bound: bool = False) -> None:
-        """Have other threads help if files are waited for."""
-        while io_bound and self.num_helpers < self._num_others:
+        """Have other threads help if the calling thread waits for files."""
+        if not io_bound or threading.get_ident() != self._caller:  # two threads may lose a count
+            return
+        while self.num_helpers < self._num_others:
             help_here = partial(contextvars.copy_context().run, self._help)
             self.num_helpers += 1
             try:

@@ -21,6 +21,7 @@ import stat
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -42,17 +43,18 @@ _TEMPORARY = ".in-place.partial"
 _may_be_locked: dict[int, int] = {}
 
 
-# The thread of each fork of this process that has begun, and a None for each that has ended. What
-# appends and clears is Python's own: a signal handler can't interrupt it.
-_begun: list[int] = []
-_ended: list[None] = []
+# The thread of each fork of this process that has begun and not ended, and a new object for the last
+# one that has begun. What changes them is Python's own: a signal handler can't interrupt it.
+_forking: list[int] = []
+_last_fork: deque[object] = deque([None], maxlen=1)
 
 # For how long to wait until no other thread forks. Its own hooks may wait for this one.
 FORK_SECONDS = 0.1
 
 
 def _record_fork() -> None:
-    _begun.append(threading.get_ident())
+    _forking.append(threading.get_ident())
+    _last_fork.append(object())
 
 
 def _close_in_child() -> None:
@@ -66,17 +68,15 @@ def _close_in_child() -> None:
 
 def _does_another_fork() -> bool:
     """Whether another thread forks this process: then a child may inherit what is opened."""
-    num = len(_begun) - len(_ended)
-    return num > 1 or (num == 1 and _begun[-1] != threading.get_ident())
+    return _forking not in ([], [threading.get_ident()])
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_record_fork,
-        after_in_parent=partial(_ended.append, None),
-        after_in_child=_begun.clear,
+        after_in_parent=partial(_forking.__delitem__, slice(-1, None)),  # not `pop`: it may raise
+        after_in_child=_forking.clear,
     )
-    os.register_at_fork(after_in_child=_ended.clear)
     os.register_at_fork(after_in_child=_close_in_child)
 
 
@@ -141,12 +141,13 @@ def _open(path: str) -> int | None:
 def _open_to_lock(open_file: Callable[[], int]) -> int:
     """Open a file; enter its descriptor unless a child may have inherited it before that."""
     end = time.monotonic() + FORK_SECONDS
+    last_fork = _last_fork[0]
     while _does_another_fork() and time.monotonic() < end:
         time.sleep(FORK_SECONDS / 100)
-    num_begun = len(_begun)
+        last_fork = _last_fork[0]
     descriptor = open_file()
     _may_be_locked[descriptor] = threading.get_ident()
-    if len(_begun) != num_begun:
+    if _last_fork[0] is not last_fork:
         del _may_be_locked[descriptor]
     return descriptor
 
