@@ -99,6 +99,11 @@ class RunPlan:
             self._offsets = self._make_offsets(numbers)
         return self._offsets[runs] + hull_start
 
+    def first_start(self, chunk_start: int) -> int:
+        """Return where the first run starts in the object, given where the chunk does."""
+        along = [int(axis.indices[0]) * axis.stride for axis in self.axes[: self.num_run_axes]]
+        return chunk_start + self.first_run_offset + sum(along)
+
     def _make_offsets(self, runs: range) -> Indices:
         """Return how far runs are, in bytes, from one at index 0 along all axes that have runs."""
         numbers, offsets = np.arange(runs.start, runs.stop, runs.step), np.zeros(len(runs), np.intp)
@@ -271,7 +276,7 @@ def _in_order_of_selection(axes: tuple[Axis, ...], numbers: list[int]) -> tuple[
 
 
 def split(plan: RunPlan, item_size: int) -> Iterator[tuple[OutSelection, RunPlan]]:
-    """Yield a plan in blocks, in stored order, and what each is of the selection.
+    """Yield a plan in blocks, in stored order, and where each is in the selection: () is all of it.
 
     Each reads at most `constants.BLOCK_BYTES`, or what `_max_block_bytes` says, unless it is a
     single element. An axis with an array of many close indices is cut at multiples of a number of
@@ -282,7 +287,7 @@ def split(plan: RunPlan, item_size: int) -> Iterator[tuple[OutSelection, RunPlan
     if plan.memory_bytes > max_bytes:
         max_bytes = _max_block_bytes(plan, item_size)
     if plan.memory_bytes <= max_bytes:
-        yield (slice(None),) * len(plan.window_shape), plan
+        yield (), plan
         return
     cuts, max_gap = _cut_first_axes(plan, max_bytes), plan.max_gap
     are_parts_of_runs = len(cuts) > plan.num_run_axes  # in which indices may be far apart
@@ -340,7 +345,7 @@ def _cut_first_axes(plan: RunPlan, max_bytes: int) -> list[list[Selector]]:
 def _select(
     plan: RunPlan, cuts: list[list[Selector]]
 ) -> Iterator[tuple[OutSelection, tuple[Axis, ...]]]:
-    """Yield what each block is of the selection, and its indices along each axis."""
+    """Yield where each block is in the selection, and its indices along each axis."""
     for selectors in itertools.product(*cuts):
         axes = list(plan.axes)
         out_selection: list[Selector] = [slice(None)] * len(plan.window_shape)

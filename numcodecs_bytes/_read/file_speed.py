@@ -79,7 +79,7 @@ class FileSpeed:
     and 0 after a fast one.
     """
 
-    def __init__(self, max_gap: int | None, num_until_probe: float = float("inf")) -> None:
+    def __init__(self, max_gap: int | None, num_until_probe: int = PROBE_EVERY) -> None:
         """Take the largest gap to read, in bytes, if the user has set it.
 
         After `num_until_probe` chunks, one is probed, whatever is read of it.

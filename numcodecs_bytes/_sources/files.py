@@ -31,6 +31,10 @@ _AT_ONCE_BYTES = 1 << 23
 _TRUNCATED = "the file was truncated while it was read"
 
 
+class NowaitError(Exception):
+    """The system can't read a file without waiting: only Linux can, not on tmpfs, overlay, FUSE."""
+
+
 class Checksum:
     """Computes the CRC-32 of a chunk from what is read of it in order, and reads the rest."""
 
@@ -208,14 +212,14 @@ def read_runs(
 
 
 def read_runs_into(descriptor: int, starts: Sequence[int], view: memoryview) -> None:
-    """Fill a view with runs of a file, end to end, all of the same length."""
+    """Read runs of a file, end to end, all of the same length, into a view."""
     run_bytes = len(view) // len(starts)
     for start, first in zip(starts, range(0, len(view), run_bytes), strict=True):
         read_exactly(descriptor, start, view[first : first + run_bytes])
 
 
 def read_exactly(descriptor: int, start: int, view: memoryview) -> None:
-    """Fill a view from a file, from `start` on; raise `LeftToZarr` if the file is too short."""
+    """Read a file into a view, from `start` on; raise `LeftToZarr` if the file is too short."""
     while view:
         if hasattr(os, "preadv"):
             num = os.preadv(descriptor, [view[:_AT_ONCE_BYTES]], start)
@@ -228,21 +232,21 @@ def read_exactly(descriptor: int, start: int, view: memoryview) -> None:
         view, start = view[num:], start + num
 
 
-def read_cached_nowait(descriptor: int, start: int, view: memoryview) -> int | None:
+def read_cached_nowait(descriptor: int, start: int, view: memoryview) -> int:
     """Read what the system has in memory of a file, without waiting; return how many bytes.
 
-    Returns None if the system can't tell: only Linux can, and not on tmpfs, overlay and FUSE.
+    Raises `NowaitError` if the system can't tell.
     """
     try:
         return os.preadv(descriptor, [view[:_AT_ONCE_BYTES]], start, os.RWF_NOWAIT)
-    except BlockingIOError:  # it is cold
+    except BlockingIOError:  # the file is cold
         return 0
-    except AttributeError:  # not Linux
-        return None
+    except AttributeError:  # the system is not Linux
+        raise NowaitError from None
     except OSError as error:
         if error.errno not in _NOT_SUPPORTED:
             raise
-        return None
+        raise NowaitError from None
 
 
 def _read_at(descriptor: int, num_bytes: int, start: int) -> bytes:

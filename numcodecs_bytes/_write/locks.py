@@ -43,8 +43,8 @@ _TEMPORARY = ".in-place.partial"
 _may_be_locked: dict[int, int] = {}
 
 
-# The thread of each fork of this process that has begun and not ended, and a new object for the last
-# one that has begun. What changes them is Python's own: a signal handler can't interrupt it.
+# The threads that fork this process now, and a new object for each fork that begins. What changes
+# them is Python's own: a signal handler can't interrupt it.
 _forking: list[int] = []
 _last_fork: deque[object] = deque([None], maxlen=1)
 

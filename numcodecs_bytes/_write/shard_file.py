@@ -90,7 +90,7 @@ class ShardFile(WritableFile[AnyShardPlan]):
             )
         return end
 
-    def _fill(self, new: WrittenFile, old: FileSpace) -> Sequence[PlacedElements]:
+    def _lay_out(self, new: WrittenFile, old: FileSpace) -> Sequence[PlacedElements]:
         shard, length, data_start = self._shard, self._layout.num_bytes, self._data_start
         fill_value = self._stored_fill_value()
         index, end = np.full((*shard.grid_shape, 2), MISSING, np.uint64), data_start
@@ -105,7 +105,7 @@ class ShardFile(WritableFile[AnyShardPlan]):
         locks.set_length(new.descriptor, data_end + (0 if shard.is_index_first else len(raw)))
         if old.file is not None:
             write_file.copy_range(old.file.descriptor, new, range(data_start, end))
-        write_file.fill_range(new, fill_value, range(end, data_end))
+        write_file.write_repeated(new, fill_value, range(end, data_end))
         index_start = 0 if shard.is_index_first else data_end
         write_file.write_runs(new, raw, [index_start], len(raw))
         return self._space(None, index, data_end).placed

@@ -166,13 +166,13 @@ def _buffer_between(source: slow_copies.Position, offset: int, num_bytes: int) -
     return np.asarray(files.page_aligned(num_bytes, slow_copies.begin_between(source, offset)))
 
 
-def fill_range(file: WrittenFile, repeated: UInt8Array, filled: range) -> None:
-    """Fill a range of a new file with repeated bytes; zeros take no space."""
+def write_repeated(file: WrittenFile, repeated: UInt8Array, written: range) -> None:
+    """Write a few bytes over and over to a range of a new file, where zeros take no space."""
     if not repeated.any():
         return
     buffer = np.tile(repeated, max(constants.BLOCK_BYTES // len(repeated), 1))
-    for start in range(filled.start, filled.stop, len(buffer)):
-        raw = buffer[: filled.stop - start]
+    for start in range(written.start, written.stop, len(buffer)):
+        raw = buffer[: written.stop - start]
         write_runs(file, raw, [start], len(raw))
 
 
