@@ -154,7 +154,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
             add_name_of_array(error)
             raise
         evolved = type(self)(endian=endian)  # a new one, as `self` may be the codec of other arrays
-        if not has_order and dtype.kind != "b":  # of bools, other libraries would swap the bytes
+        if not has_order and dtype.kind != "b":  # other libraries would swap the bytes of bools
             vars(evolved)["_declared_endian"] = self._declared_endian
         if has_unused_bits(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype))):
             vars(evolved)["is_fixed_size"] = False
@@ -270,7 +270,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
     __hash__ = zarr.codecs.BytesCodec.__hash__
 
     def __repr__(self) -> str:
-        endian = getattr(self.endian, "value", self.endian)  # on zarr 3.1.6 an Enum
+        endian = getattr(self.endian, "value", self.endian)  # an Enum on zarr 3.1.6
         return f"{type(self).__name__}(endian={endian!r})"
 
 
@@ -293,7 +293,7 @@ def _use_by_default() -> None:
     ours = f"{BytesCodec.__module__}.{BytesCodec.__qualname__}"
     for name in ("bytes", "endian"):
         zarr.registry.register_codec(name, BytesCodec)
-    with or_step_aside("arrays"):  # those who name it in zarr's config get it all the same
+    with or_step_aside("arrays"):  # who names the codec in zarr's config gets it all the same
         chosen = zarr.config.collect().get("codecs", {}).get("bytes", ours)
         for name in ("bytes", "endian") if chosen == ours else ("bytes",):
             make_default("codecs", name, ours)

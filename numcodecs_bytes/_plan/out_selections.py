@@ -9,7 +9,7 @@ import numpy as np
 
 from numcodecs_bytes._plan.selection import Selector, as_range
 
-OutSelection = tuple[Selector, ...]  # for each axis
+OutSelection = tuple[Selector, ...]  # one for each axis
 Box = tuple[slice, ...]
 
 # zarr turns slices into arrays of indices beside other arrays. For this many elements and

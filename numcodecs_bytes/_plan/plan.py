@@ -48,19 +48,19 @@ class RunPlan:
     """
 
     axes: tuple[Axis, ...]  # in the order in which they are stored
-    stored_axes: tuple[int, ...]  # those of the selection, in that order
-    max_gap: int  # that was planned with, in bytes
+    stored_axes: tuple[int, ...]  # the axes of the selection, in stored order
+    max_gap: int  # the limit of gaps that is planned with, in bytes
     # The window over the runs, end to end, with the axes of the selection; strides in bytes.
     window_shape: tuple[int, ...]
     window_strides: tuple[int, ...]
     num_runs: int = 0
-    run_bytes: int = 0  # of each run, in bytes
-    num_bytes: int = 0  # of all runs
+    run_bytes: int = 0  # the length of each run
+    num_bytes: int = 0  # the length of all runs
     needs_take: bool = False  # whether `take_index` has to be applied to the window
     is_dense: bool = True  # whether the runs, end to end, are what is selected, in stored order
     num_run_axes: int = 0  # how many axes, the first ones, have a run for each index
     first_run_offset: int = 0  # the offset in the chunk of the hull along the other axes, in bytes
-    bounds: Bounds = ()  # of the indices along each axis
+    bounds: Bounds = ()
     # Made when they are first needed; two threads may both make the same.
     _offsets: Indices | None = None
     _take_index: OutSelection | None = None
@@ -227,7 +227,7 @@ def _plan_hulls(
     """
     sizes, strides = [len(axis.indices) for axis in axes], [0] * len(axes)
     first_run_offset, run_bytes, needs_take = 0, item_size, False
-    for position in range(num_run_axes, len(axes)):  # a window over the hull
+    for position in range(num_run_axes, len(axes)):
         axis, (low, high) = axes[position], bounds[position]
         first_run_offset += low * axis.stride
         run_bytes += (high - low) * axis.stride
@@ -290,7 +290,7 @@ def split(plan: RunPlan, item_size: int) -> Iterator[tuple[OutSelection, RunPlan
         yield (), plan
         return
     cuts, max_gap = _cut_first_axes(plan, max_bytes), plan.max_gap
-    are_parts_of_runs = len(cuts) > plan.num_run_axes  # in which indices may be far apart
+    are_parts_of_runs = len(cuts) > plan.num_run_axes  # then, indices may be far apart
     for out_selection, axes in _select(plan, cuts):
         block = plan_axes(axes, item_size, max_gap) if are_parts_of_runs else None
         if block is None or block.memory_bytes > max_bytes:  # short runs take more than their hull
@@ -326,11 +326,11 @@ def _cut_first_axes(plan: RunPlan, max_bytes: int) -> list[list[Selector]]:
     for position, axis in enumerate(plan.axes):
         size = len(axis.indices)
         if position < plan.num_run_axes:
-            num_runs //= size  # for each index
+            num_runs //= size  # now for one index
             num = max_runs // num_runs
         else:
             low, high = plan.bounds[position]
-            hull_bytes -= (high - low) * axis.stride  # for each index
+            hull_bytes -= (high - low) * axis.stride  # now for one index
             step = axis.indices.step if type(axis.indices) is range else 1
             num = 1 + (max_bytes - hull_bytes) // (axis.stride * step)
             if num > 0 and type(axis.indices) is not range:

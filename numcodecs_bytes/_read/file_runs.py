@@ -31,7 +31,7 @@ class RunFetcher:
     """Fetches and scatters runs of a chunk, or of the inner chunks of a shard, and counts them."""
 
     descriptor: int
-    layout: Layout  # of the chunk, or of each inner chunk
+    layout: Layout  # how the chunk, or each inner chunk, is stored
     out: Output
     checksum: Checksum | None  # computed meanwhile, of the whole chunk or shard
     num_reads: int = 0
@@ -51,9 +51,9 @@ class RunFetcher:
             of_block = out_selection_within(out_selection, within)
             # A block may be contiguous in the output although the plan, which was tried, is not.
             if not within or not self._fetch_directly(block, chunk_start, of_block):
-                self._fetch_buffered(block, chunk_start, of_block)
+                self.fetch_buffered(block, chunk_start, of_block)
 
-    def _fetch_buffered(self, plan: RunPlan, chunk_start: int, out_selection: OutSelection) -> None:
+    def fetch_buffered(self, plan: RunPlan, chunk_start: int, out_selection: OutSelection) -> None:
         """Fetch runs, all at once, and scatter what is selected of them."""
         starts = plan.starts(chunk_start).tolist()
         buffer_of = partial(self._buffer_for, starts[0], out_selection)
@@ -71,7 +71,7 @@ class RunFetcher:
         self, first_start: int, out_selection: OutSelection, num_bytes: int
     ) -> memoryview:
         """Return a buffer, so placed that copies to it and from it are fast."""
-        out_address = first_start  # where NumPy swaps bytes, no copy from the buffer is slow
+        out_address = first_start  # NumPy swaps bytes as fast from anywhere in a page
         is_copied = self.layout.is_stored_as_in_memory and are_slices(out_selection)
         if slow_copies.slow_distances and is_copied:
             out_address = self.out.array[(*out_selection, ...)].ctypes.data
@@ -96,12 +96,12 @@ class RunFetcher:
         elif self.out.may_be_cancelled:
             fetch = self._fetch_nowait
         try:
-            self._fetch_into(out_view.data, plan, chunk_start, fetch)
+            self.fetch_into(out_view.data, plan, chunk_start, fetch)
         except files.NowaitError:
             self.may_be_direct = False
         return self.may_be_direct
 
-    def _fetch_into(
+    def fetch_into(
         self, out_view: memoryview, plan: RunPlan, chunk_start: int, fetch: _Fetch
     ) -> None:
         """Fetch runs, end to end, into the output, in one way for all blocks of them."""
@@ -165,15 +165,15 @@ class PrefetchingFetcher(RunFetcher):
 
     __slots__ = ()
 
-    def _fetch_into(
+    def fetch_into(
         self, out_view: memoryview, plan: RunPlan, chunk_start: int, fetch: _Fetch
     ) -> None:
         self._prefetch(plan, chunk_start)
-        super()._fetch_into(out_view, plan, chunk_start, fetch)
+        super().fetch_into(out_view, plan, chunk_start, fetch)
 
-    def _fetch_buffered(self, plan: RunPlan, chunk_start: int, out_selection: OutSelection) -> None:
+    def fetch_buffered(self, plan: RunPlan, chunk_start: int, out_selection: OutSelection) -> None:
         self._prefetch(plan, chunk_start)
-        super()._fetch_buffered(plan, chunk_start, out_selection)
+        super().fetch_buffered(plan, chunk_start, out_selection)
 
     def _prefetch(self, plan: RunPlan, chunk_start: int) -> None:
         """Prefetch the runs of a plan, unless they are read at once anyway."""
@@ -192,7 +192,7 @@ def thread_buffer(num_bytes: int, page_offset: int = 0) -> memoryview:
     A signal handler or a finaliser may read meanwhile; its reads take buffers of their own.
     """
     try:
-        if num_bytes > constants.BLOCK_BYTES:  # a single element, or axes in another order
+        if num_bytes > constants.BLOCK_BYTES:  # `split` allows it for some plans
             return files.page_aligned(num_bytes, page_offset)
         buffer: memoryview | None = vars(_thread_buffers).pop("buffer", None)
         if buffer is None or len(buffer) < page_offset + num_bytes:

@@ -35,13 +35,13 @@ _PlanWith = Callable[[int | None], AnyShardPlan]  # given the largest gap, in by
 class _ExtentRead(NamedTuple):
     """What is fetched of a chunk, or of the inner chunks of a shard, and where it is scattered."""
 
-    layout: Layout  # of the chunk, or of each inner chunk
+    layout: Layout  # how the chunk, or each inner chunk, is stored
     placed: Iterable[tuple[RunPlan, int, OutSelection]]  # like `PlacedRuns`
-    num_bytes: int  # of all runs, and of the index
-    out: Output  # or a view of it
+    num_bytes: int  # the length of all runs and the index
+    out: Output  # the output of the batch, or a view of it
     fetcher: type[RunFetcher] = RunFetcher
-    missing: Sequence[OutSelection] = ()  # of inner chunks, which are filled
-    fetched: FetchCounts = FetchCounts()  # to plan
+    missing: Sequence[OutSelection] = ()  # where inner chunks are missing
+    fetched: FetchCounts = FetchCounts()  # what was fetched to plan
 
 
 def read_chunk(

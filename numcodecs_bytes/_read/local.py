@@ -93,7 +93,7 @@ async def _read_together(
         await run_while_wanted(file_pool(), workers.run)
     finally:
         timer.cancel()
-        batch.workers = None  # they refer to this function, and to the output
+        batch.workers = None  # workers refer to the output
 
 
 def read_here(
@@ -121,7 +121,7 @@ def read_here(
         batch.workers = workers
         workers.run()
     finally:
-        batch.workers = None  # they refer to this function, and to the output
+        batch.workers = None  # workers refer to the output
 
 
 def _grouped_by_file(chunks: Sequence[ChunkRead], num_threads: int) -> Iterator[InFile]:
@@ -152,7 +152,7 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, batch: FileBatch) -> Non
     batch.has_begun = True
     try:
         try:
-            # Without a step of Python between the system's answer and the list: at one, a
+            # No step of Python is between the system's answer and the list: at one, a
             # KeyboardInterrupt that came meanwhile would lose the descriptor.
             opened.extend(map(operator.call, (file.open,)))
         finally:  # to learn that the file is missing may take as long

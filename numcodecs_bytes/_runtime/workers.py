@@ -48,9 +48,9 @@ class PoolWorkers(Generic[Work]):
         items: Sequence[Work],
         work: "Callable[[PoolWorkers[Work], Iterator[Work]], None]",
         *,
-        num_threads: int | None,  # if the user has set it
-        num_default: int,  # else, unless threads wait for files
-        begins_alone: bool = False,  # until the first item shows whether threads wait for files
+        num_threads: int | None,  # None: the user has not set it
+        num_default: int,  # how many work then, unless they wait for files
+        begins_alone: bool = False,  # the first item then shows whether threads wait for files
     ) -> None:
         self._waiting, self._work = deque(items), work
         self._num_threads, self._num_default = num_threads, num_default
@@ -73,7 +73,7 @@ class PoolWorkers(Generic[Work]):
                 self._is_over = True
                 self._state.wait_for(lambda: not self._num_working)
             for helper in self._helpers:
-                helper.cancel()  # if it still waits for a thread
+                helper.cancel()  # it may still wait for a thread
         _raise_first(self._errors)
 
     def add_threads(self, *, io_bound: bool = False) -> None:
@@ -96,7 +96,7 @@ class PoolWorkers(Generic[Work]):
     def _work_in_thread(self) -> None:
         """Work on items until there are no more."""
         with self._state:
-            if self._is_over:  # this thread has started too late
+            if self._is_over:
                 return
             self._num_working += 1
         try:
@@ -114,10 +114,10 @@ class PoolWorkers(Generic[Work]):
         while self._waiting and self.is_wanted():
             try:
                 item = self._waiting.popleft()
-            except IndexError:  # another thread has taken the last one
+            except IndexError:  # another thread took the last one
                 return
             yield item
-            if self._begins_alone:  # now the first item is done, even if nothing was learnt from it
+            if self._begins_alone:  # the first item is done, even if nothing was learnt from it
                 self._begins_alone = False
                 self.add_threads()
 

@@ -91,8 +91,8 @@ class FileExtent(NamedTuple):
     key: Hashable = None
     start: int = 0  # the offset of the chunk in the file, in bytes
     num_bytes: int | None = None  # the length of the chunk; None if it is the whole file
-    # If only the open file tells where the chunk is, as an archive does: takes the descriptor, and
-    # returns None if the file does not hold it; may raise `LeftToZarr`.
+    # Returns where the chunk is, given the descriptor, if only the open file tells, as an archive
+    # does; or None if the file does not hold it. May raise `LeftToZarr`.
     find_member: Callable[[int], OpenExtent | None] | None = None
 
     def find_in(self, descriptor: int, length: int) -> OpenExtent | None:
@@ -131,7 +131,7 @@ def extent_in(file_extent: FileExtent, descriptor: int) -> OpenExtent | None:
     """Return where a chunk is in its open file; None if it is missing."""
     length = _length_of(descriptor)
     if not length:
-        raise LeftToZarr("the system gives its length as 0")  # of a file of procfs, for example
+        raise LeftToZarr("the system gives its length as 0")  # as for files of procfs
     extent = file_extent.find_in(descriptor, length)
     if extent is not None and extent.start + extent.num_bytes > length:
         raise LeftToZarr("it reaches beyond the end of its file")
@@ -174,7 +174,7 @@ def prefetch(descriptor: int, runs: Iterable[tuple[int, int]], max_gap: int = 0)
     """
     if not hasattr(os, "posix_fadvise"):
         return
-    range_start = range_end = -max_gap - 1  # there is nothing before the first run
+    range_start = range_end = -max_gap - 1  # so far before the first run that they are apart
     try:
         for start, length in runs:
             if not 0 <= start - range_end <= max_gap:
@@ -182,7 +182,7 @@ def prefetch(descriptor: int, runs: Iterable[tuple[int, int]], max_gap: int = 0)
                 range_start = start
             range_end = start + length
         _prefetch_range(descriptor, range_start, range_end)
-    except OSError as error:  # it is only a hint
+    except OSError as error:  # to prefetch is only a hint
         raise_if_of_caller(error)
 
 
@@ -205,7 +205,7 @@ def read_runs(
         raw = b"".join([pread(descriptor, run_bytes, start) for start in starts])
         if len(raw) == len(starts) * run_bytes:
             return raw
-        # Else it was truncated meanwhile, or the file system returns less than it is asked for.
+        # The file was truncated meanwhile, or its system returns less than it is asked for.
     buffer = buffer_of(len(starts) * run_bytes)
     read_runs_into(descriptor, starts, buffer)
     return buffer

@@ -36,7 +36,7 @@ class InPlaceBatch(NamedTuple):
     is_required: bool  # whether they must be written in place
 
 
-SelectionPlan = TypeVar("SelectionPlan")  # without gaps: a `RunPlan`, or that of a shard
+SelectionPlan = TypeVar("SelectionPlan")  # a `RunPlan`, or that of a shard; without gaps
 
 
 class WritePlan(NamedTuple, Generic[SelectionPlan]):
@@ -54,8 +54,8 @@ class FileSpace:
     file: LockedFile | None  # None if there is no file
     placed: Sequence[PlacedElements]
     missing: Sequence[Array] = ()  # the elements of what has none
-    index: UInt64Array | None = None  # of a shard
-    end: int = 0  # of the inner chunks of a shard
+    index: UInt64Array | None = None  # None: the file is no shard
+    end: int = 0  # where the inner chunks of a shard end
 
 
 class WritableFile(ABC, Generic[SelectionPlan]):
@@ -86,7 +86,7 @@ class WritableFile(ABC, Generic[SelectionPlan]):
 
     @property
     def _plan(self) -> WritePlan[SelectionPlan]:
-        # Not a cached_property: on Python 3.11, a child process might find its lock taken.
+        # The lock of a cached_property might be taken in a child process (Python 3.11).
         self._planned = self._planned or self._make_plan()
         return self._planned
 

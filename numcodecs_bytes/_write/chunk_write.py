@@ -36,13 +36,13 @@ class ChunkWrite:
 
     request: ChunkRequest  # zarr's, which is passed on if the chunk is left to zarr
     # These two are set unless zarr writes it.
-    out_selection: OutSelection = field(init=False)  # in the values
-    layout: Layout = field(init=False)  # of the chunk, or of the inner chunks of a shard
-    shard: ShardLayout | None = None  # if it is one
-    path: str = ""  # of its file; "" if zarr writes it
+    out_selection: OutSelection = field(init=False)  # its region in the values
+    layout: Layout = field(init=False)  # how it, or each inner chunk, is stored
+    shard: ShardLayout | None = None  # None: it is no shard
+    path: str = ""  # the path of its file; "" if zarr writes it
     outcome: Outcome = PENDING
     is_changed: bool = False  # whether its file may have been changed in place
-    num_bytes: int | None = None  # how many were written in place; None if the file did not change
+    num_bytes: int | None = None  # those written in place; None if the file did not change
     num_bytes_before: int = 0  # the length of the file before
 
     @property
@@ -57,7 +57,7 @@ class ChunkWrite:
         fill_value = self.fill_value
         buffer_of = cpu.NDBuffer.from_numpy_array
         return all(
-            not _begins_differently(block, fill_value)  # as most often: that takes no time
+            not _begins_differently(block, fill_value)  # most do, and it takes no time
             and buffer_of(block).all_equal(fill_value)
             for block in blocks
         )
@@ -84,7 +84,7 @@ async def write_each(
     items: Sequence[T],
     write: Callable[[T, IsWanted], None],
     *,
-    num_threads: int | None,  # if the user has set it
+    num_threads: int | None,  # None: the user has not set it
     num_default: int,
     slow_seconds: float = math.inf,
 ) -> bool:

@@ -48,7 +48,7 @@ _may_be_locked: dict[int, int] = {}
 _forking: list[int] = []
 _last_fork: deque[object] = deque([None], maxlen=1)
 
-# For how long to wait until no other thread forks. Its own hooks may wait for this one.
+# How long to wait until no other thread forks. Its own hooks may wait for this one.
 FORK_SECONDS = 0.1
 
 
@@ -61,7 +61,7 @@ def _close_in_child() -> None:
     """Close what other threads had locked: they do not go on here."""
     for descriptor, thread in _may_be_locked.items():
         if thread != threading.get_ident():
-            with contextlib.suppress(OSError):  # it may report what the parent could not write
+            with contextlib.suppress(OSError):  # of what the parent could not write
                 os.close(descriptor)
     _may_be_locked.clear()
 
@@ -85,7 +85,7 @@ class Lock(enum.Enum):
 
     SHARED = (False,)
     EXCLUSIVE = (True,)
-    EXCLUSIVE_IF_FREE = (True, False)  # else the shared one
+    EXCLUSIVE_IF_FREE = (True, False)
 
 
 class LockedError(Exception):
@@ -169,7 +169,7 @@ def _release(descriptor: int) -> None:
     """Unlock and close a file, which may still be open in a child; in a child, only close it."""
     try:
         if descriptor in _may_be_locked:
-            with contextlib.suppress(OSError):  # its file system has no locks
+            with contextlib.suppress(OSError):  # some file systems have no locks
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         _may_be_locked.pop(descriptor, None)
@@ -180,7 +180,7 @@ def check_name(descriptor: int, path: str) -> None:
     """Raise ReplacedError unless a path still refers to an open file."""
     try:
         is_same = os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except FileNotFoundError:  # it was deleted
+    except FileNotFoundError:
         is_same = False
     if not is_same:
         raise ReplacedError
@@ -226,13 +226,13 @@ def new_file(path: str, old: LockedFile | None) -> Iterator[int]:
             raise ReplacedError from None
     try:
         try:
-            _lock(descriptor, Lock.EXCLUSIVE)  # if its file system has locks
+            _lock(descriptor, Lock.EXCLUSIVE)
             yield descriptor
         finally:
             _release(descriptor)
         _publish(name, path, old)
     finally:
-        with contextlib.suppress(FileNotFoundError):  # it was renamed
+        with contextlib.suppress(FileNotFoundError):  # the name is gone once it is published
             os.unlink(name)
 
 
@@ -250,7 +250,7 @@ def _publish(name: str, path: str, old: LockedFile | None) -> None:
         else:
             check_name(old.descriptor, path)  # zarr takes no locks
             os.replace(name, path)
-    except (FileExistsError, FileNotFoundError):  # or a temporary name was removed
+    except (FileExistsError, FileNotFoundError):  # not found: a temporary name was removed
         raise ReplacedError from None
 
 

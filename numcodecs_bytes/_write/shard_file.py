@@ -43,7 +43,7 @@ class ShardFile(WritableFile[AnyShardPlan]):
         selection, item_size = self.chunk.request.chunk_selection, self._layout.item_size
         selected = self._shard.plan_of(selection, self._batch.drop_axes, max_gap=0)
         if isinstance(selected, ShardPointsPlan):
-            # Where they are in most complete shards, as if the file were an axis of bytes.
+            # Their places in most complete shards, as if the file were an axis of bytes.
             numbers = np.ravel_multi_index(selected.coordinates, self._shard.grid_shape)
             points = Axis(numbers * self._layout.num_bytes + selected.offsets, 1, 0)
             plans = [plan_axes((points,), item_size, max_gap=0)]
@@ -70,7 +70,7 @@ class ShardFile(WritableFile[AnyShardPlan]):
         return FileSpace(file, placed, list(map(self._select, inner_chunks.missing)), index, end)
 
     def _select(self, out_selection: OutSelection) -> Array:
-        """Return the elements of an inner chunk, given what it is of the selection."""
+        """Return the elements of an inner chunk, given its region in the selection."""
         return self._plan.elements[(*mesh(out_selection, self._plan.elements.shape), ...)]
 
     def _check_index(self, index: UInt64Array, num_bytes: int) -> int:
