@@ -195,13 +195,9 @@ def plan_axes(axes: tuple[Axis, ...], item_size: int, max_gap: int | None = None
     if 0 in [len(axis.indices) for axis in axes]:
         shape = selection_shape(axes)
         return RunPlan(axes, _stored_axes(axes), max_gap, shape, window_strides=(0,) * len(shape))
-    bounds = _bounds_of(axes)
+    bounds = tuple([axis.bounds for axis in axes])
     num_run_axes = _num_run_axes(axes, bounds, item_size, max_gap)
     return _plan_hulls(axes, bounds, item_size, max_gap, num_run_axes)
-
-
-def _bounds_of(axes: tuple[Axis, ...]) -> Bounds:
-    return tuple([axis.bounds for axis in axes])
 
 
 def _num_run_axes(axes: tuple[Axis, ...], bounds: Bounds, item_size: int, max_gap: int) -> int:
@@ -294,7 +290,8 @@ def split(plan: RunPlan, item_size: int) -> Iterator[tuple[OutSelection, RunPlan
     for out_selection, axes in _select(plan, cuts):
         block = plan_axes(axes, item_size, max_gap) if are_parts_of_runs else None
         if block is None or block.memory_bytes > max_bytes:  # short runs take more than their hull
-            block = _plan_hulls(axes, _bounds_of(axes), item_size, max_gap, plan.num_run_axes)
+            bounds = tuple([axis.bounds for axis in axes])
+            block = _plan_hulls(axes, bounds, item_size, max_gap, plan.num_run_axes)
         yield out_selection, block
 
 

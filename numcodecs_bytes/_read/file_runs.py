@@ -21,9 +21,7 @@ from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.files import Checksum
 
 _thread_buffers = threading.local()
-
-# Fetches runs into a view, end to end, given where they start.
-_Fetch = Callable[[Sequence[int], memoryview], None]
+_Fetch = Callable[[Sequence[int], memoryview], None]  # runs that start there, into a view
 
 
 @dataclass(slots=True)
@@ -57,7 +55,7 @@ class RunFetcher:
         """Fetch runs, all at once, and scatter what is selected of them."""
         starts = plan.starts(chunk_start).tolist()
         buffer_of = partial(self._buffer_for, starts[0], out_selection)
-        raw = files.read_runs(self.descriptor, starts, plan.run_bytes, buffer_of)
+        raw = files.fetch_runs(self.descriptor, starts, plan.run_bytes, buffer_of)
         if self.checksum is not None and len(starts) == 1:
             self.checksum.add(starts[0], raw)
         with self.out.lock:
@@ -88,13 +86,15 @@ class RunFetcher:
         out_view = direct_view(self.out.array, out_selection, plan, self.layout)
         if out_view is None:
             return False
-        fetch: _Fetch = partial(files.read_runs_into, self.descriptor)
+        fetch: _Fetch
         if plan.run_bytes < files.MIN_READINTO_BYTES:
             fetch = self._fetch_by_copies
         elif slow_copies.is_slow(plan.first_start(chunk_start), out_view.data, plan.run_bytes):
             return False
         elif self.out.may_be_cancelled:
             fetch = self._fetch_nowait
+        else:
+            fetch = partial(files.fetch_runs_into, self.descriptor)
         try:
             self.fetch_into(out_view.data, plan, chunk_start, fetch)
         except files.NowaitError:
@@ -117,7 +117,7 @@ class RunFetcher:
 
     def _fetch_by_copies(self, starts: Sequence[int], view: memoryview) -> None:
         """Fetch short runs, and copy them together."""
-        raw = files.read_runs(self.descriptor, starts, len(view) // len(starts), thread_buffer)
+        raw = files.fetch_runs(self.descriptor, starts, len(view) // len(starts), thread_buffer)
         with self.out.lock:
             self.out.raise_if_cancelled()
             view[:] = raw

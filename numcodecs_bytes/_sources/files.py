@@ -192,7 +192,7 @@ def _prefetch_range(descriptor: int, start: int, end: int) -> None:
         os.posix_fadvise(descriptor, offset, num_bytes, os.POSIX_FADV_WILLNEED)
 
 
-def read_runs(
+def fetch_runs(
     descriptor: int, starts: Sequence[int], run_bytes: int, buffer_of: Callable[[int], memoryview]
 ) -> bytes | memoryview:
     """Return runs of a file, end to end, all of the same length in bytes.
@@ -207,11 +207,11 @@ def read_runs(
             return raw
         # The file was truncated meanwhile, or its system returns less than it is asked for.
     buffer = buffer_of(len(starts) * run_bytes)
-    read_runs_into(descriptor, starts, buffer)
+    fetch_runs_into(descriptor, starts, buffer)
     return buffer
 
 
-def read_runs_into(descriptor: int, starts: Sequence[int], view: memoryview) -> None:
+def fetch_runs_into(descriptor: int, starts: Sequence[int], view: memoryview) -> None:
     """Read runs of a file, end to end, all of the same length, into a view."""
     run_bytes = len(view) // len(starts)
     for start, first in zip(starts, range(0, len(view), run_bytes), strict=True):

@@ -76,8 +76,8 @@ class IndexCache:
             index, checksum = cached
             end = extent.start + shard.index_start(extent.num_bytes) + shard.index_bytes
             starts = [end - CHECKSUM_BYTES]
-            current = files.read_runs(extent.descriptor, starts, CHECKSUM_BYTES, files.page_aligned)
-            if current == checksum:
+            tail = files.fetch_runs(extent.descriptor, starts, CHECKSUM_BYTES, files.page_aligned)
+            if tail == checksum:
                 self._add(key, index, checksum)
                 return index, FetchCounts(1, CHECKSUM_BYTES)
             fetched = FetchCounts(2, CHECKSUM_BYTES + shard.index_bytes)

@@ -124,7 +124,7 @@ def _write_block(
     else:
         raw = _buffer_between(starts[0], starts[0], plan.num_bytes)
         if plan.max_gap:  # without gaps, all bytes are written, some of them more than once
-            files.read_runs_into(file.descriptor, starts, raw.data)
+            files.fetch_runs_into(file.descriptor, starts, raw.data)
         shape, strides = plan.window_shape, plan.window_strides
         window: Array = np.ndarray(shape, stored, raw, 0, strides)
         index = mesh(plan.take_index, shape) if plan.needs_take else ...
