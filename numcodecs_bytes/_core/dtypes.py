@@ -24,7 +24,7 @@ AnyDType = np.dtype[Any]
 Array = np.ndarray[Any, AnyDType]
 UInt8Array = np.ndarray[Any, np.dtype[np.uint8]]
 UInt64Array = np.ndarray[Any, np.dtype[np.uint64]]
-GPUArray = Any  # CuPy's, which has no types and need not be installed
+GPUArray = Any  # CuPy has no types, and need not be installed
 
 NATIVE_ENDIAN: Endian = sys.byteorder
 
@@ -121,7 +121,7 @@ def _version_of_ml_dtypes() -> str:
     It is not imported, which would take 4 ms and 2.5 MiB in every program that uses zarr; to find
     its version takes 1 ms.
     """
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a frozen program
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # frozen programs
         if "ml_dtypes" not in sys.modules:
             return importlib.metadata.version("ml_dtypes")
     try:

@@ -286,7 +286,7 @@ def split(plan: RunPlan, item_size: int) -> Iterator[tuple[OutSelection, RunPlan
         yield (), plan
         return
     cuts, max_gap = _cut_first_axes(plan, max_bytes), plan.max_gap
-    are_parts_of_runs = len(cuts) > plan.num_run_axes  # then, indices may be far apart
+    are_parts_of_runs = len(cuts) > plan.num_run_axes  # in them, indices may be far apart
     for out_selection, axes in _select(plan, cuts):
         block = plan_axes(axes, item_size, max_gap) if are_parts_of_runs else None
         if block is None or block.memory_bytes > max_bytes:  # short runs take more than their hull

@@ -160,8 +160,8 @@ class InChunk(NamedTuple):
     """What is selected of the chunks at a position along an axis of their grid."""
 
     position: int
-    indices: range | Indices  # their indices in the chunk
-    out_selection: Selector  # their region in the selection
+    indices: range | Indices  # where the chunk has them
+    out_selection: Selector  # where the selection has them
 
 
 def cut_at_chunks(indices: range | Indices, size: int) -> Iterator[InChunk]:
