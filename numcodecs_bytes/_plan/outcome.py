@@ -44,14 +44,14 @@ class FetchCounts(NamedTuple):
 
     num_requests: int = 0
     num_bytes: int = 0
-    num_bytes_by_zarr: int | None = None  # by zarr alone, if that is not all of the chunk
+    num_bytes_by_zarr: int | None = None  # what zarr alone fetches, unless all of the chunk
 
 
 class Outcome(NamedTuple):
     """What became of a chunk."""
 
     status: Literal["present", "missing", "written whole", "written in place", "left to zarr"]
-    why: str = ""  # it is left to zarr; remains when zarr has read it
+    why: str = ""  # why it is, or was, left to zarr
     kind: type[Exception] = LeftToZarr  # the class of that reason
     is_by_zarr: bool = False  # whether zarr has read it
     fetched: FetchCounts = FetchCounts()

@@ -38,13 +38,13 @@ class ChunkWrite:
     # These two are set unless zarr writes the chunk.
     out_selection: OutSelection = field(
         init=False
-    )  # in the values; or, on a GPU, in the box of its group
+    )  # its region in the values, or in a box on a GPU
     layout: Layout = field(init=False)  # of the chunk, or of the inner chunks of a shard
     shard: ShardLayout | None = None  # None if the chunk is no shard
     path: str = ""  # of its file; "" if zarr writes it
     outcome: Outcome = PENDING
     is_changed: bool = False  # whether its file may have been changed in place
-    num_bytes: int | None = None  # how many were written in place; None if the file did not change
+    num_bytes: int | None = None  # those written in place; None if the file did not change
     num_bytes_before: int = 0  # the length of the file before
 
     @property
