@@ -19,8 +19,8 @@ import zarr.codecs.sharding
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, ZipStore
 
 from numcodecs_bytes._core.catch import value_or_error
-from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._plan.outcome import AlreadyInMemory, LeftToZarr, NoReference, NotOpen
+from numcodecs_bytes._sources.answers import Answer
 from numcodecs_bytes._sources.archives import find_member, open_archive
 from numcodecs_bytes._sources.byte_ranges import (
     NOT_FOUND,
@@ -34,7 +34,7 @@ from numcodecs_bytes._sources.files import FileExtent, opener_of, path_of_file
 from numcodecs_bytes._sources.obstore_local import folder_of, is_file_name
 from numcodecs_bytes._sources.store_states import state_of
 from numcodecs_bytes._sources.virtualizarr import requests_of
-from numcodecs_bytes._zarr_api.names import name_of_class, name_of_type
+from numcodecs_bytes._zarr_api.names import name_of_class
 from numcodecs_bytes._zarr_api.options import classes_not_installed, stores_with_ranges
 from numcodecs_bytes._zarr_api.private_names import is_open
 
@@ -304,7 +304,7 @@ def _in_file_system(store: FsspecStore, file_system: Any) -> ChunkLocator:
 
 
 # File systems that answer concurrent range requests, besides those of obstore.
-_FILE_SYSTEMS: dict[str, Callable[..., Awaitable[UInt8Array | None]]] = {
+_FILE_SYSTEMS: dict[str, Callable[..., Awaitable[Answer]]] = {
     "adlfs.spec.AzureBlobFileSystem": from_file_system,
     "fsspec.implementations.http.HTTPFileSystem": from_http,
     "gcsfs.core.GCSFileSystem": from_file_system,
@@ -319,9 +319,5 @@ _SOURCES: dict[str, Callable[[Any], ChunkLocator]] = {
     "zarr.storage._fsspec.FsspecStore": _of_fsspec_store,
     "icechunk.store.IcechunkStore": _of_any,
     "virtualizarr.manifests.store.ManifestStore": _of_manifest_store,
+    "numcodecs_bytes._tools.locations.References": _of_fsspec_store,
 }
-
-
-def read_like(kind: type, known: type) -> None:
-    """Find the chunks of a class of stores of this package like those of a known class."""
-    _SOURCES[name_of_type(kind)] = _SOURCES[name_of_type(known)]
