@@ -1,8 +1,10 @@
 """Which gaps are fetched with the runs around them: where that is faster than another request."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from numcodecs_bytes._plan import constants
+from numcodecs_bytes._plan.plan import RunPlan
 from numcodecs_bytes._plan.ranges import num_subranges
 
 # The gap that takes as long as another request, if a chunk has one request in flight: a latency of
@@ -129,6 +131,21 @@ class GapPolicy(NamedTuple):
     def splits(self, num_bytes: int) -> bool:
         """Whether a run of that length is requested in subranges, if they can be compared."""
         return not self.is_set_by_user and num_subranges(num_bytes, self.max_range_bytes) > 1
+
+    def may_pay(self, num_bytes: int) -> bool:
+        """Whether it pays to save so many bytes; of a part, at most all of a chunk is saved."""
+        return num_bytes > self.min_saved_bytes
+
+    def cost_of(self, plans: Iterable[RunPlan]) -> int:
+        """Return what plans cost, in bytes: a request costs a gap that is worth reading over."""
+        costs = [min(p.span_bytes, p.num_runs * (p.run_bytes + self.max_gap)) for p in plans]
+        return sum(costs)
+
+    def pays(self, num_bytes: int, cost: int, *, tells_versions: bool) -> bool:
+        """Whether ranges of an object save enough, or it is split for speed if all is read."""
+        if self.may_pay(num_bytes - cost):
+            return True
+        return tells_versions and self.for_ranges(num_bytes).splits(num_bytes)
 
     @property
     def max_copied_gap(self) -> int:

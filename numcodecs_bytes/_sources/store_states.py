@@ -40,6 +40,9 @@ class StoreState:
     _struck_until = 0.0
     _why_struck = ""
 
+    def __init__(self, store: "weakref.ref[object]") -> None:
+        self._store = store  # for its name
+
     @property
     def is_struck(self) -> bool:
         """Whether zarr reads the store."""
@@ -79,26 +82,26 @@ class StoreState:
                 f"the store does not serve byte ranges as requested ({self._why_struck})"
             )
 
-    def strike(self, store: object, answer: Answer) -> None:
-        """Let zarr read a store from now on, and log why, once."""
+    def strike(self, answer: Answer) -> None:
+        """Let zarr read the store from now on, and log why, once."""
         if self.is_struck:
             return
         self._why_struck, self._struck_until = answer.why, time.monotonic() + STRUCK_SECONDS
         level = logging.INFO if answer.kind == "missing" else logging.WARNING
         text = "%s does not serve byte ranges as requested (%s): whole chunks are read instead"
-        logger.log(level, text, name_of_store(store), answer.why)
+        logger.log(level, text, name_of_store(self._store()), answer.why)
 
 
-# By `id`, because stores can't be hashed. The weak reference to a store removes its state with it.
+# By `id`, because stores can't be hashed. The weak reference in a state removes it with the store.
 # Threads need no lock, which a child process could find taken, because `setdefault` is atomic.
-_states: dict[int, tuple[weakref.ref[object], StoreState]] = {}
+_states: dict[int, StoreState] = {}
 
 
 def state_of(store: object) -> StoreState:
     """Return what is known about a store: always the same object, whichever thread is first."""
     key = id(store)
-    entry = _states.get(key)
-    if entry is None:
-        new = weakref.ref(store, lambda _: _states.pop(key, None)), StoreState()
-        entry = _states.setdefault(key, new)
-    return entry[1]
+    state = _states.get(key)
+    if state is None:
+        new = StoreState(weakref.ref(store, lambda _: _states.pop(key, None)))
+        state = _states.setdefault(key, new)
+    return state
