@@ -122,7 +122,7 @@ async def from_http(
         return b""
 
     answer = await from_file_system(request_and_see, missing, start, end, check)
-    return answer if unexpected is None else unexpected
+    return answer if unexpected is None or answer.kind == "unclear" else unexpected
 
 
 def _check_http(
