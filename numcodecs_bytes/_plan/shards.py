@@ -151,8 +151,8 @@ class ShardLayout:
     def index_range(self, start: int, num_bytes: int | None) -> tuple[int, int | None]:
         """Return the range of the index in an object, in which the shard begins at `start`.
 
-        If the length of the shard is not known yet, it is the whole object, and its index may be a
-        suffix: minus its length, and None.
+        If the length of the shard is not known yet, which is then the whole object, an index at its
+        end is a suffix: minus its length, and None.
         """
         if num_bytes is None:
             return (0, self.index_bytes) if self.is_index_first else (-self.index_bytes, None)

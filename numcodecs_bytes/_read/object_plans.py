@@ -25,7 +25,7 @@ async def share_requests(num_chunks: int, read: Callable[[int], Awaitable[None]]
     Reads share zarr's `async.concurrency` by that number.
     """
     num = min(num_chunks, concurrency() or UNLIMITED)
-    of_thread = vars(_in_flight)  # even if another thread ends the read
+    of_thread = vars(_in_flight)  # another thread may end the read
     of_thread["num"] = of_thread.get("num", 0) + num
     try:
         await asyncio.sleep(0)  # reads that were started with this one begin, and are counted
@@ -85,8 +85,8 @@ class _Planner:
         self._drop_axes = drop_axes
         limit = concurrency() or UNLIMITED
         self._policy = GapPolicy.for_chunk(max(1, limit // num_in_flight), max_gap)
-        self._policy_of_one = GapPolicy.for_chunk(limit, max_gap)  # if nothing else were read
-        self._policy_of_shard = GapPolicy.for_shard(limit, max_gap)  # as zarr has for each
+        self._policy_of_one = GapPolicy.for_chunk(limit, max_gap)  # for a read of one chunk
+        self._policy_of_shard = GapPolicy.for_shard(limit, max_gap)  # zarr has as many for each
 
     def grouped(self, chunks: Sequence[ChunkRead]) -> Iterator[list[ChunkRead]]:
         """Yield what is read together: single chunks, or chunks side by side in an object."""

@@ -79,7 +79,7 @@ class _ObjectReader:
             if failure is not None and not self.error:
                 await self.batch.let_zarr_read(planned.chunks)
                 await _record_failure(planned, failure, num_failures)
-        except Exception as error:  # noqa: BLE001 # raised when all have ended
+        except Exception as error:  # noqa: BLE001 # it is raised when all have ended
             self.error = self.error or error
 
     async def _read_or_leave(self, planned: ObjectRead) -> Answer | None:
@@ -131,20 +131,20 @@ class _ObjectReader:
         self, planned: ObjectRead, shard: ShardLayout, shard_plan: AnyShardPlan
     ) -> Answer:
         """Fetch the index of a shard, then what is selected of its inner chunks; see `_read`."""
-        remote_object = planned.remote_object
-        extent = remote_object.extent
+        remote_object, extent = planned.remote_object, planned.remote_object.extent
         index_range = shard.index_range(extent.start, extent.num_bytes)
         answer = await remote_object.get_range(*index_range)
         if answer.kind != "read":
             return answer
         try:
             index = index_of(shard, answer.raw)
-        except ZarrFails as why:  # perhaps the answer is not the range that was asked for
+        except ZarrFails as why:  # the answer may not be the range that was asked for
             return Answer("wrong", str(why))
         end = remote_object.length or sys.maxsize
         num_bytes = min(extent.num_bytes or end, end - extent.start)
         inner = shard_plan.inner_chunks(index, extent.start, num_bytes)
         inner = _within(planned.chunks[0].out_selection, inner)
+        del answer, index  # they may take megabytes while the inner chunks are fetched
         num_bytes_by_zarr = shard.num_bytes_by_zarr(inner) if traces.active else None
         answer = await self._fetch_and_scatter(planned, inner.present, num_bytes_by_zarr)
         if answer.kind == "read":
@@ -174,7 +174,7 @@ class _ObjectReader:
         return answer
 
     async def _is_surely_missing(self, planned: ObjectRead) -> bool:
-        """Whether a chunk is missing, as the store says: whether it serves ranges of other objects.
+        """Whether a chunk is missing, as the store says, because it serves ranges of other objects.
 
         What references point to can't be missing. If need be, requests a byte of the metadata.
         """
@@ -252,4 +252,4 @@ def _record_read(planned: ObjectRead, num_bytes_by_zarr: int | None) -> None:
     for chunk, share in zip(planned.chunks, shares, strict=True):
         fetched = FetchCounts(num_requests, share, num_bytes_by_zarr)
         chunk.outcome = Outcome("present", fetched=fetched)
-        num_requests = 0  # the others are requested with the first
+        num_requests = 0  # the other chunks were requested with the first

@@ -52,7 +52,7 @@ class RemoteObject:
 
     def reset_version(self) -> None:
         """Accept any version again."""
-        self.length: int | None = None  # if the answers tell it
+        self.length: int | None = None  # None until an answer tells it
         self._seen: tuple[int | None, object] | None = None
         self._is_present = False
 
@@ -85,12 +85,7 @@ class RemoteObject:
         return CHANGED if is_changed else None
 
     async def get_range(
-        self,
-        start: int,
-        end: int | None,
-        *,
-        is_subrange: bool = False,
-        is_timed: bool = True,
+        self, start: int, end: int | None, *, is_subrange: bool = False, is_timed: bool = True
     ) -> Answer:
         """Request a range; see `byte_ranges.RangeGetter`. A suffix may be all of a shorter object.
 
@@ -144,7 +139,7 @@ class RemoteObject:
             return Answer("read")
         max_run_bytes = max([each.plan.run_bytes for each in placed])
         has_one_run = len(placed) == placed[0].plan.num_runs == 1
-        runs = None if has_one_run else _runs_of(placed)  # which takes 17 us
+        runs = None if has_one_run else _runs_of(placed)  # sorting takes 17 us
         num_bytes = max_run_bytes if runs is None else num_bytes_over_gaps(runs, policy.max_gap)
         policy = policy.for_ranges(num_bytes)
         is_split = self.tells_versions and policy.splits(max_run_bytes)
@@ -152,8 +147,11 @@ class RemoteObject:
             return await self._fetch_run(placed[0], view)
         if view is None:
             view = np.empty(sum([each.plan.num_bytes for each in placed]), np.uint8)
-        fetch = self._fetch_subranges if is_split else self._fetch_whole_runs
-        return await fetch(runs or _runs_of(placed), view, policy)
+        runs = runs or _runs_of(placed)
+        if not is_split:
+            return await self._fetch_whole_runs(runs, view, policy)
+        ranges = subranges(_coalesce(runs, policy), policy.max_range_bytes)
+        return await self._fetch_ranges(ranges, view, policy.num_requests, are_subranges=True)
 
     async def _fetch_run(self, placed: PlacedRuns, view: UInt8Array | None) -> Answer:
         """Request the only run of a plan."""
@@ -162,11 +160,6 @@ class RemoteObject:
         if view is not None and answer.kind == "read":
             view[:] = answer.raw
         return answer
-
-    async def _fetch_subranges(self, runs: Runs, view: UInt8Array, policy: GapPolicy) -> Answer:
-        """Request runs, the long ones in subranges."""
-        ranges = subranges(_coalesce(runs, policy), policy.max_range_bytes)
-        return await self._fetch_ranges(ranges, view, policy.num_requests, are_subranges=True)
 
     async def _fetch_whole_runs(self, runs: Runs, view: UInt8Array, policy: GapPolicy) -> Answer:
         """Request runs, none of which is split.
@@ -191,7 +184,7 @@ class RemoteObject:
         are_subranges: bool = False,
     ) -> Answer:
         """Request ranges, and copy the runs in them to their offsets in the view."""
-        answers: list[Answer] = []  # other than "read"
+        answers: list[Answer] = []  # those that are not "read"
         errors: list[Exception] = []
         started, num_before, num_ranges = time.monotonic(), self.num_received, 0
 
@@ -204,8 +197,8 @@ class RemoteObject:
                     copy_runs(answer.raw, each, view)
                 else:
                     answers.append(answer)
-            except Exception as error:  # noqa: BLE001 # raised when all have ended
-                if not answers:  # else it may be a consequence
+            except Exception as error:  # noqa: BLE001 # it is raised when all have ended
+                if not answers:  # after such an answer, it may be a consequence
                     errors.append(error)
 
         num_prepared = max(MIN_PREPARED, ROUNDS_PREPARED * num_requests)

@@ -19,7 +19,7 @@ class Answer(NamedTuple):
     """
 
     kind: Literal["read", "missing", "changed", "wrong", "failed", "unclear"]
-    why: str = ""  # it was not read; the same for all chunks of an array
+    why: str = ""  # the reason why nothing was read: the same for all chunks of an array
     raw: UInt8Array = _NOTHING  # what was read
 
     @property

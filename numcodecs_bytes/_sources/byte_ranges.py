@@ -42,7 +42,7 @@ async def from_store(
 ) -> Answer:
     """Request a range of a chunk from its store, which states neither length nor version."""
     request = SuffixByteRequest(-start) if end is None else RangeByteRequest(start, end)
-    # In host memory, also for an array on a GPU: what is selected goes there all at once.
+    # It is read into host memory, also for an array on a GPU: a selection goes there all at once.
     buffer = await store.get(path, cpu.buffer_prototype, request)
     if buffer is None:
         return MISSING
@@ -53,7 +53,7 @@ async def from_objects(
     objects: Any, path: str, start: int, end: int | None, check: HeadCheck
 ) -> Answer:
     """Request a range from obstore, which compares it with what the server says it is."""
-    import obstore  # optional, but installed if there is such a store
+    import obstore  # it is optional, but installed if there is such a store
 
     byte_range: Any = {"suffix": -start} if end is None else (start, end)
     try:
@@ -95,14 +95,14 @@ async def from_file_system(
 
 
 class _EndedEarly(Exception):  # noqa: N818 # not an error
-    """Ends a request in the client that makes it: the headers of the response are not expected."""
+    """Ends a request, through its client, after the headers of an unexpected response."""
 
 
 async def from_http(
     request: Any, missing: Errors, start: int, end: int | None, check: HeadCheck
 ) -> Answer:
     """Request a range from a web server; its headers are checked before the body arrives."""
-    # This stays if the client has a cache, for example.
+    # It stays this if the client calls nothing back, because it has a cache, for example.
     why = "its client does not show the headers of responses; aiohttp 3.9 does"
     unexpected: Answer | None = Answer("wrong", why)
 
@@ -133,7 +133,7 @@ def _check_http(
     asked = f"the last {-start} bytes" if end is None else f"bytes {start} to {end}"
     content = parse_content_range(text)
     num_bytes = content and content.num_bytes
-    if end is None and content:  # a suffix, whose end is that of the object
+    if end is None and content:  # a suffix ends where the object does
         num_bytes = num_bytes or content.end
         start, end = max(num_bytes + start, 0), num_bytes
     is_right = status == 206 and content is not None and content[:2] == (start, end)
@@ -153,14 +153,14 @@ def _reason_of(error: Exception) -> str:
     """Return the first line of an error, without what only one request has, such as its URL."""
     line = traceback.format_exception_only(error)[0].partition("\n")[0]  # `str` may fail
     kind, colon, text = line.partition(": ")
-    if type(error).__module__.startswith("obstore."):  # which says how long it took, then " - "
+    if type(error).__module__.startswith("obstore."):  # its texts begin with a duration
         text = text.partition(" - ")[2] or text
     return f"{kind}{colon}{re.sub(_WITH_SLASH, '...', text)}"[:200]
 
 
 def _is_refusal(error: Exception) -> bool:
     """Whether an error says that a store does not serve a range, not that a request failed."""
-    if type(error).__module__.startswith("obstore."):  # whose own errors tell nothing but a text
+    if type(error).__module__.startswith("obstore."):  # its own errors tell nothing but a text
         return _REFUSED_BY_OBSTORE.search(str(error)) is not None
     status = _status_of(error)
     return isinstance(error, NotImplementedError) or (
@@ -170,7 +170,7 @@ def _is_refusal(error: Exception) -> bool:
 
 def _status_of(error: BaseException) -> int:
     """Return the status that an error of HTTP tells; 0 if it tells none."""
-    with contextlib.suppress(Exception):  # errors of others, any of whose attributes may raise
+    with contextlib.suppress(Exception):  # any attribute of such an error may raise
         response: Any = getattr(error, "response", None)
         if isinstance(response, dict):  # of botocore
             return int(response["ResponseMetadata"]["HTTPStatusCode"])

@@ -13,10 +13,10 @@ from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._sources.answers import Answer
 from numcodecs_bytes._zarr_api.names import name_of_store
 
-# From how long answers the rate of a store is learnt.
+# The rate of a store is learnt from answers of at least this length.
 MIN_RATED_BYTES = 1 << 20
 
-# Objects, one after the other, whose ranges can't be requested, although zarr can read them whole.
+# So many objects in a row make a strike if their ranges can't be requested, but zarr reads them.
 MAX_FAILURES = 3
 
 # How long zarr reads a store after a strike. Its server may have been replaced by then.
@@ -29,10 +29,10 @@ class StoreState:
     """What is known about a store."""
 
     has_answered = False  # whether it has answered a range properly
-    is_answering = False  # whether it has, and no request has failed since then
-    num_failures = 0  # objects in a row, since then, whose ranges could not be requested
+    is_answering = False  # whether no request has failed since its last answer
+    num_failures = 0  # how many objects in a row have failed since its last answer
     tells_versions = True  # until the versions in its answers differ or are missing
-    folder: str | None = None  # that obstore's LocalStore reads, once it is found
+    folder: str | None = None  # what obstore's LocalStore reads; None until it is found
     # Its fastest answer with bytes of a chunk so far: a busy machine can make a near store look
     # far, never the reverse.
     least_seconds = math.inf
@@ -40,8 +40,8 @@ class StoreState:
     _struck_until = 0.0
     _why_struck = ""
 
-    def __init__(self, store: "weakref.ref[object]") -> None:
-        self._store = store  # for its name
+    def __init__(self, store: weakref.ref[object]) -> None:
+        self._store = store  # its name is logged
 
     @property
     def is_struck(self) -> bool:
@@ -78,9 +78,8 @@ class StoreState:
     def check(self) -> None:
         """Raise LeftToZarr if zarr reads the store."""
         if self.is_struck:
-            raise LeftToZarr(
-                f"the store does not serve byte ranges as requested ({self._why_struck})"
-            )
+            why = f"the store does not serve byte ranges as requested ({self._why_struck})"
+            raise LeftToZarr(why)
 
     def strike(self, answer: Answer) -> None:
         """Let zarr read the store from now on, and log why, once."""

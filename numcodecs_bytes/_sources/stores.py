@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import zarr.codecs.sharding
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, ZipStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath, ZipStore
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._plan.outcome import AlreadyInMemory, LeftToZarr, NoReference, NotOpen
@@ -43,7 +43,7 @@ class ObjectExtent(NamedTuple):
     """Where a chunk, or a shard, is in an object that is requested."""
 
     get: RangeGetter
-    store: object  # how it answers is remembered
+    store: object  # its `StoreState` remembers how it answers
     tells_versions: bool = False  # whether answers may tell the version of the object
     start: int = 0  # the offset of the chunk in the object, in bytes
     num_bytes: int | None = None  # the length of the chunk; None if it is the whole object
@@ -173,7 +173,7 @@ def _of_any(store: Any) -> ChunkLocator:
 def _of_manifest_store(store: Any) -> ChunkLocator:
     """Return a function that says where VirtualiZarr's chunks are: what its manifests refer to."""
     request_of = requests_of(store)
-    locators: dict[int, ChunkLocator] = {}  # by the `id` of an object store, which they keep
+    locators: dict[int, ChunkLocator] = {}  # by the `id` of an object store that they keep alive
 
     def find(path: str) -> Extent:
         request = request_of(path)
@@ -186,10 +186,6 @@ def _of_manifest_store(store: Any) -> ChunkLocator:
         return _part_of(locators[id(objects)](request.path), request.start, num_bytes, key)
 
     return find
-
-
-def _of_object_store(store: ObjectStore[Any]) -> ChunkLocator:
-    return _in_objects(store, store.store)
 
 
 def _in_objects(store: object, objects: object) -> ChunkLocator:
@@ -230,9 +226,9 @@ def _of_fsspec_store(store: FsspecStore) -> ChunkLocator:
 
 def _behind_references(store: FsspecStore, file_system: Any) -> ChunkLocator:
     """Return a function that says where references point: to a part of a file, or to a file."""
-    from fsspec.core import split_protocol  # optional, but installed with references
+    from fsspec.core import split_protocol  # it is optional, but installed with references
 
-    locators: dict[int, ChunkLocator] = {}  # by the `id` of a file system, which they keep
+    locators: dict[int, ChunkLocator] = {}  # by the `id` of a file system that they keep alive
 
     def find(path: str) -> Extent:
         reference = _reference_to(path, file_system)
@@ -244,7 +240,7 @@ def _behind_references(store: FsspecStore, file_system: Any) -> ChunkLocator:
             offset, num_bytes = int(offset), int(num_bytes)
         except Exception as error:
             raise LeftToZarr("its reference is of an unknown form") from error
-        if offset < 0 or num_bytes < 0:  # but some bytes of the chunk may be there
+        if offset < 0 or num_bytes < 0:  # fsspec may still return some bytes
             raise LeftToZarr("its reference has a negative offset or length")
         if id(leaf) not in locators:
             locators[id(leaf)] = _in_file_system(store, leaf)
@@ -253,7 +249,7 @@ def _behind_references(store: FsspecStore, file_system: Any) -> ChunkLocator:
             return _part_of(whole, offset, num_bytes, (id(leaf), url))
         if isinstance(whole, FileExtent):
             return whole
-        if not whole.tells_versions:  # nor the length: a header would be read as elements
+        if not whole.tells_versions:  # without its length, a header would be read as elements
             raise LeftToZarr(
                 "its reference has no offset and length; with both, it is read in part"
             )
@@ -281,7 +277,8 @@ def _in_file_system(store: FsspecStore, file_system: Any) -> ChunkLocator:
     Raises `LeftToZarr` if all of them are left to zarr.
     """
     name, inner = name_of_class(file_system), file_system
-    missing = store.allowed_exceptions if file_system is store.fs else ()  # else a broken reference
+    # What a reference points to can't be missing: then, the reference is broken.
+    missing = store.allowed_exceptions if file_system is store.fs else ()
     if name == "fsspec.implementations.asyn_wrapper.AsyncFileSystemWrapper":
         inner = file_system.sync_fs
     if name_of_class(inner) == "fsspec.implementations.local.LocalFileSystem":
@@ -315,7 +312,7 @@ _SOURCES: dict[str, Callable[[Any], ChunkLocator]] = {
     "zarr.storage._local.LocalStore": _of_local_store,
     "zarr.storage._memory.MemoryStore": _of_memory_store,
     "zarr.storage._zip.ZipStore": _of_zip_store,
-    "zarr.storage._obstore.ObjectStore": _of_object_store,
+    "zarr.storage._obstore.ObjectStore": lambda store: _in_objects(store, store.store),
     "zarr.storage._fsspec.FsspecStore": _of_fsspec_store,
     "icechunk.store.IcechunkStore": _of_any,
     "virtualizarr.manifests.store.ManifestStore": _of_manifest_store,
