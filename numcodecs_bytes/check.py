@@ -27,6 +27,7 @@ from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject, dtype_to_json
 from numcodecs_bytes._core.dtypes import NATIVE_ENDIAN, AnyDType, has_byte_order, pack_dtype
 from numcodecs_bytes._plan.outcome import LeftToZarr
+from numcodecs_bytes._plan.shards import ShardLayout
 from numcodecs_bytes._read.remote_object import RemoteObject
 from numcodecs_bytes._sources.files import FileExtent
 from numcodecs_bytes._sources.store_states import state_of
@@ -155,15 +156,17 @@ async def _request_a_byte(array: AnyArray, chunk_coords: ChunkCoords) -> None:
     extent = find_extent(chunk)
     if isinstance(extent, FileExtent):
         return
+    # Arrays are read in part, so the version of zarr is one with which this can be imported.
+    from numcodecs_bytes._pipeline.array_layouts import layout_of_array
+
+    start, layout = extent.start, layout_of_array(array)
+    if isinstance(layout, ShardLayout):
+        start, _ = layout.index_range(start, extent.num_bytes)
     # Not all stores serve the end of an object, where most shards have their index.
-    codecs = getattr(array.metadata, "codecs", ())  # Zarr v2 has no shards
-    locations = [getattr(codec, "index_location", "") for codec in codecs]
-    has_index_at_end = "end" in [getattr(each, "value", each) for each in locations]
-    is_last = has_index_at_end and extent.num_bytes is None
-    byte_range = (-1, None) if is_last else (extent.start, extent.start + 1)
+    byte_range = (-1, None) if start < 0 else (start, start + 1)
     answer = await RemoteObject(extent).get_range(*byte_range)
-    if answer.kind not in ("read", "failed") and await chunk.get() is not None:
-        state_of(chunk.store).strike(chunk.store, answer)
+    if answer.is_strike and await chunk.get() is not None:
+        state_of(chunk.store).strike(answer)
 
 
 def _report_partial_reads(array: AnyArray, report: ArrayReport) -> bool:

@@ -265,7 +265,7 @@ def _options() -> object:
 
 
 def _is_short_object(locator: ChunkLocator, path: str, layout: AnyLayout) -> bool:
-    """Whether a chunk is an object that is requested, and that no request for it is split."""
+    """Whether a chunk is an object that is requested, and read whole just as fast by zarr."""
     try:
         extent = locator(path)
     except LeftToZarr as why:  # other chunks may be short objects
@@ -274,5 +274,5 @@ def _is_short_object(locator: ChunkLocator, path: str, layout: AnyLayout) -> boo
     if not (isinstance(extent, ObjectExtent) and extent.is_object and isinstance(layout, Layout)):
         return False
     # The more requests there may be, the shorter are the ranges.
-    policy = GapPolicy.for_chunk(UNLIMITED).for_ranges(layout.num_bytes)
-    return not policy.splits(layout.num_bytes)
+    policy, num_bytes = GapPolicy.for_chunk(UNLIMITED), layout.num_bytes
+    return not policy.pays(num_bytes, cost=num_bytes, tells_versions=True)

@@ -200,7 +200,7 @@ class BatchRead:
             from numcodecs_bytes._read import remote  # only if it is needed
 
             metadata_path = partial(self.access.metadata_path, self.requests[0])
-            batch = remote.Batch(self._let_zarr_read, self.bugs.record, metadata_path)
+            batch = remote.Batch(self._let_zarr_read, self.bugs.catch, metadata_path)
             await remote.read(objects, out, limit, batch)
 
     async def _let_zarr_read(self, chunks: Sequence[ChunkRead], limit: int | None = None) -> None:

@@ -148,6 +148,17 @@ class ShardLayout:
             raise ZarrFails(f"the shard is too short for its index: {REMEDY}")
         return 0 if self.is_index_first else num_bytes - self.index_bytes
 
+    def index_range(self, start: int, num_bytes: int | None) -> tuple[int, int | None]:
+        """Return the range of the index in an object, in which the shard begins at `start`.
+
+        If the length of the shard is not known yet, which is then the whole object, an index at its
+        end is a suffix: minus its length, and None.
+        """
+        if num_bytes is None:
+            return (0, self.index_bytes) if self.is_index_first else (-self.index_bytes, None)
+        start += self.index_start(num_bytes)
+        return start, start + self.index_bytes
+
     def plan_of(
         self, selection: object, drop_axes: tuple[int, ...] = (), max_gap: int | None = None
     ) -> AnyShardPlan:

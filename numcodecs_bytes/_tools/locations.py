@@ -18,7 +18,6 @@ from zarr.core.sync import sync
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._sources.stores import read_like
 from numcodecs_bytes._tools.documents import METADATA_NAMES
 
 # The code that makes references, given the file, its folder, and the file to write.
@@ -225,9 +224,6 @@ class References(zarr.storage.FsspecStore):
         for key in references if is_json else self.fs.ls(prefix, detail=False):
             if key.startswith(prefix):
                 yield key
-
-
-read_like(References, zarr.storage.FsspecStore)
 
 
 def _open_references(location: str, options: JSONObject) -> Store:
