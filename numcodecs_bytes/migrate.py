@@ -10,6 +10,7 @@ import json
 import operator
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -140,10 +141,10 @@ def _plan(
     undo: bool,
 ) -> tuple[list[NodeReport], _Changes]:
     """Return the outcome for each node, and the documents to write or remove, in order."""
-    nodes = dict(_counted(_find_nodes(store), progress, "reading metadata"))
     if isinstance(exclude, str):
         raise TypeError(f"exclude must be a collection of paths, got {exclude!r}")
     excluded = {path.strip("/") if isinstance(path, str) else path for path in exclude}
+    nodes = dict(_counted(_find_nodes(store), progress, "reading metadata"))
     if unknown := [path for path in excluded if path not in nodes or not path]:
         raise ValueError(
             f"can't exclude {unknown[0]!r}: the store has no such array or group below its root; "
@@ -180,19 +181,24 @@ def _counted(
 
 def _find_nodes(store: Store) -> Iterator[tuple[str, _Documents]]:
     """Yield the path and metadata documents of each node, parents before their children."""
-    for path, to_visit in walk(store):
-        every = {name: document_at(store, join(path, name)) for name in METADATA_NAMES}
-        broken = [document for document in every.values() if isinstance(document, Broken)]
-        if not path and len(broken) == len(every):
-            raise broken[0].error  # the store can't be read at all
-        documents = {name: document for name, document in every.items() if document is not None}
+    for path, documents in walk(store, partial(_visit, store)):
         if "zarr.json" in documents or _has_v2(documents):
             yield path, documents
-        if _kind(documents) == "group":
-            names = names_in(store, path)
-            if ".zgroup" in documents and ".zgroup" not in names:
-                raise ValueError("the store does not list its contents, so nodes might be missed")
-            to_visit += [name for name in names if name not in METADATA_NAMES]
+
+
+def _visit(store: Store, path: str) -> tuple[tuple[str, _Documents], list[str]]:
+    """Return a folder's path and documents, and the names in it where further nodes may be."""
+    every = {name: document_at(store, join(path, name)) for name in METADATA_NAMES}
+    broken = [document for document in every.values() if isinstance(document, Broken)]
+    if not path and len(broken) == len(every):
+        raise broken[0].error  # the store can't be read at all
+    documents = {name: document for name, document in every.items() if document is not None}
+    if _kind(documents) == "array":
+        return (path, documents), []
+    names = names_in(store, path)
+    if ".zgroup" in documents and ".zgroup" not in names:
+        raise ValueError("the store does not list its contents, so nodes might be missed")
+    return (path, documents), [name for name in names if name not in METADATA_NAMES]
 
 
 def _kind(documents: _Documents) -> str:

@@ -16,7 +16,7 @@ from numcodecs_bytes._plan.outcome import AlreadyInMemory, LeftToZarr, NoReferen
 from numcodecs_bytes._sources.files import FileExtent, length_of_file
 from numcodecs_bytes._sources.stores import find_extent
 from numcodecs_bytes._zarr_api.defaults import why_aside
-from numcodecs_bytes._zarr_api.names import name_of_class
+from numcodecs_bytes._zarr_api.names import other_pipeline
 
 
 def array_of(document: Any, store_path: StorePath, config: Any = None) -> AnyArray:
@@ -39,9 +39,7 @@ def layout_for_partial_reads(array: AnyArray) -> Layout:
 
     Raises `LeftToZarr` if that is not so. Nothing is requested.
     """
-    pipeline = array.async_array.codec_pipeline
-    if not getattr(pipeline, "reads_partially", False):  # it may be zarr's, under the name of ours
-        why = f"{name_of_class(pipeline)} is the codec pipeline"
+    if why := other_pipeline(type(array.async_array.codec_pipeline)):
         raise LeftToZarr(why_aside.get("arrays", why))
     # Not with any version of zarr.
     from numcodecs_bytes._pipeline.array_layouts import layout_of_array

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import default_buffer_prototype
@@ -18,8 +18,10 @@ from zarr.storage import LocalStore, ZipStore
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._sources.obstore_local import folder_of
-from numcodecs_bytes._zarr_api.names import name_of_class
+from numcodecs_bytes._zarr_api.file_systems import file_system_of, is_local
 from numcodecs_bytes._zarr_api.private_names import ensure_open
+
+T = TypeVar("T")
 
 METADATA_NAMES = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 # What Zarr and NCZarr store next to chunks, and in groups.
@@ -45,10 +47,14 @@ Document = JSONObject | Broken | None
 
 
 def walk(
-    store: Store, start: str = "", may_repeat: Callable[[str], bool] = lambda _: False
-) -> Iterator[tuple[str, list[str]]]:
-    """Yield the path of each folder, parents first, and a list for the names to visit in it.
+    store: Store,
+    visit: Callable[[str], tuple[T, list[str]]],
+    start: str = "",
+    may_repeat: Callable[[str], bool] = lambda _: False,
+) -> Iterator[T]:
+    """Yield what `visit` finds in each folder, parents first.
 
+    Given the path of a folder, `visit` returns that, and the names of the folders to visit in it.
     A local folder that several paths lead to, by symbolic links, is visited by the first of them,
     and by those that may repeat it: links may lead back, and two that do make 2^40 paths.
     """
@@ -65,21 +71,19 @@ def walk(
                 if folder in seen and not may_repeat(path):
                     continue
                 seen.add(folder)
-        to_visit: list[str] = []
-        yield path, to_visit
-        paths += [join(path, name) for name in reversed(to_visit)]
+        found, names = visit(path)
+        yield found
+        paths += [join(path, name) for name in reversed(names)]
 
 
 def local_path(store: Any, path: str) -> Path | None:
     """Return the local path of a folder in a store, or None."""
     if isinstance(store, LocalStore):
         return store.root / path
-    files: Any = getattr(store, "fs", None)
-    files = getattr(files, "sync_fs", files)
-    if name_of_class(files) == "fsspec.implementations.local.LocalFileSystem":
+    files = file_system_of(store)
+    if is_local(files):
         return Path(files._strip_protocol(store.path), path)
-    objects = getattr(store, "store", None)
-    folder = folder_of(objects) if name_of_class(objects) == "obstore.store.LocalStore" else None
+    folder = folder_of(getattr(store, "store", None))
     return None if folder is None else Path(folder, path)
 
 

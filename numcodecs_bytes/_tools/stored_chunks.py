@@ -16,7 +16,7 @@ from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.common import concurrent_map
 from zarr.core.sync import sync
-from zarr.storage import LocalStore, StorePath
+from zarr.storage import StorePath
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.catch import async_value_or_error, value_or_error
@@ -24,6 +24,7 @@ from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._sources.files import FileExtent, length_of_file
 from numcodecs_bytes._sources.stores import find_extent, only_states_lengths
 from numcodecs_bytes._tools.documents import METADATA, join, local_path, walk
+from numcodecs_bytes._zarr_api.file_systems import reference_to, references_of
 
 ChunkCoords = tuple[int, ...]
 # Of a chunk: its length in bytes, why it can't be read, or None if it is missing.
@@ -111,10 +112,11 @@ def _size_of_file(store: Store, key: str) -> Size:
 
 async def _size_or_error(store: Store, key: str) -> Size:
     """Return the size of a chunk that is not in a local file."""
-    references: Any = getattr(getattr(store, "fs", None), "references", None)
-    size = await async_value_or_error(_size_of(store, key, references))
-    if references is not None or not isinstance(size, FileNotFoundError | NotADirectoryError):
-        return size  # or the error that a file is missing to which a reference points
+    size = await async_value_or_error(_size_of(store, key))
+    # A file that a reference points to, but that is missing, is an error.
+    has_references = references_of(store) is not None
+    if has_references or not isinstance(size, FileNotFoundError | NotADirectoryError):
+        return size
     # fsspec raises FileNotFoundError for whatever a web server answers.
     why = size.__cause__
     if isinstance(why, Exception) and type(why).__module__.startswith("aiohttp"):
@@ -122,10 +124,10 @@ async def _size_or_error(store: Store, key: str) -> Size:
     return None
 
 
-async def _size_of(store: Any, key: str, references: Any) -> int | None:
+async def _size_of(store: Any, key: str) -> int | None:
     """Return the length that the store states, or raise what it raises."""
-    if references is not None:
-        reference = references.get(f"{store.path}/{key}".strip("/"))
+    if references_of(store) is not None:
+        reference = reference_to(store, key)
         if reference is None:
             return None
         if isinstance(reference, str | bytes):  # it holds the chunk itself
@@ -187,7 +189,7 @@ def _numbers_in(name: str) -> ChunkCoords:
 def _keys_below(array: AnyArray, grid: list[int]) -> Iterator[str | Exception]:
     """Yield the keys in the folder of an array; those of folders on a local disk end with "/"."""
     store, path = array.store, array.path
-    if type(store) is not LocalStore and local_path(store, path) is None:
+    if local_path(store, path) is None:
         keys = _list_prefix(store, f"{path}/".lstrip("/"))
         while isinstance(key := value_or_error(sync, _next(keys)), str):
             yield key
@@ -195,15 +197,17 @@ def _keys_below(array: AnyArray, grid: list[int]) -> Iterator[str | Exception]:
             yield key
         return
     # zarr's `list_prefix` skips folders that can't be listed, and follows links for ever.
-    for below, to_visit in walk(store, path, partial(_may_hold_chunks, array, grid)):
-        errors: list[OSError] = []
-        entries = os.walk(local_path(store, below) or "", onerror=errors.append)
-        for _, folders, names in itertools.islice(entries, 1):
-            folders.sort()
-            to_visit.extend(folders)
-            yield from (join(below, name) for name in sorted(names))
-            yield from (f"{join(below, name)}/" for name in folders)
-        yield from errors
+    found = walk(store, partial(_keys_in, store), path, partial(_may_hold_chunks, array, grid))
+    yield from itertools.chain.from_iterable(found)
+
+
+def _keys_in(store: Store, path: str) -> tuple[Iterator[str | Exception], list[str]]:
+    """Return the keys in a local folder, those of folders with "/" at the end, and their names."""
+    errors: list[OSError] = []
+    listed = os.walk(local_path(store, path) or "", onerror=errors.append)
+    _, folders, files = next(listed, ("", [], []))
+    keys = itertools.chain(sorted(files), (f"{name}/" for name in sorted(folders)))
+    return itertools.chain((join(path, name) for name in keys), errors), sorted(folders)
 
 
 def _may_hold_chunks(array: AnyArray, grid: list[int], folder: str) -> bool:
