@@ -195,7 +195,7 @@ def compare(store_path: StorePath, old: JSONObject, new: JSONObject) -> None:
     """Raise ValueError unless an array's first chunk reads the same with either metadata."""
     arrays = [array_of(document, store_path) for document in (old, new)]
     stored = (found for found in find_chunks(arrays[0]) if isinstance(found, StoredChunk))
-    files = (chunk for chunk in stored if not isinstance(chunk.size, IsADirectoryError))
+    files = (chunk for chunk in stored if not isinstance(chunk.error, IsADirectoryError))
     first = next(files, None)
     if first is None:
         return
