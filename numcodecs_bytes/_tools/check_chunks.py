@@ -64,7 +64,7 @@ def check_chunks(
     if progress is not None:
         progress.update(num_in_all - report.num_chunks)
     if why := _why_all_are_wrong(array, report.num_chunks, found.lengths, checks.expected):
-        del report.problems[before[0] :]  # the same of each chunk
+        del report.problems[before[0] :]  # they say the same of each chunk
         report.num_problems = before[1]
         report.add_problem(why)
     if found.num_unread:
@@ -79,10 +79,10 @@ def check_chunks(
 class _Found:
     """What is found of an array, besides the problems of its chunks."""
 
-    beside: list[Listed] = field(default_factory=list)  # all that are no chunks
-    first: ChunkCoords | None = None  # of the first chunk that can be read
-    lengths: set[int | None] = field(default_factory=set)  # of chunks; None if one can't be read
-    num_unread: int = 0  # of members of a zip archive
+    beside: list[Listed] = field(default_factory=list)  # what is no chunk
+    first: ChunkCoords | None = None  # the first chunk that can be read
+    lengths: set[int | None] = field(default_factory=set)  # None: one can't be read
+    num_unread: int = 0  # how many members of a zip archive are too long to be read
 
     def only_chunks(self, found: Iterator[StoredChunk | Listed]) -> Iterator[StoredChunk]:
         """Yield the chunks, and keep what else is found."""
@@ -145,7 +145,7 @@ class _Checks:
     expected: int | None  # the length of each chunk in bytes; None if a codec changes it
     is_blosc: bool
     decoded: AnyArray | None  # the array as it is to be read, if chunks are decoded
-    max_member_bytes: int  # of those members of zip archives that are read
+    max_member_bytes: int  # longer members of zip archives are not read
 
     @property
     def num_at_once(self) -> int:
@@ -234,7 +234,7 @@ def _array_to_decode(
         of_zarr: list[Codec] = [V2Codec(filters=metadata.filters, compressor=metadata.compressor)]
     else:
         of_zarr = [_codec_of_zarr(codec) for codec in metadata.codecs]
-    # Not by zarr's config, which is that of all threads.
+    # zarr's config would set the pipeline as well, but for all threads.
     pipeline = BatchedCodecPipeline.from_codecs(of_zarr)
     object.__setattr__(decoded.async_array, "codec_pipeline", pipeline)
     return decoded
@@ -244,7 +244,7 @@ def _codec_of_zarr(codec: Codec) -> Codec:
     """Return zarr's own codec "bytes" in place of another one, also in shards."""
     if isinstance(codec, ShardingCodec):
         return replace(codec, codecs=tuple(map(_codec_of_zarr, codec.codecs)))
-    if isinstance(codec, BytesCodec):  # that of zarr 3.1.6 needs an endian for any structure
+    if isinstance(codec, BytesCodec):  # zarr 3.1.6 needs an endian for any structure
         return BytesCodec(endian=codec.endian or "little")
     return codec
 
@@ -284,7 +284,7 @@ async def _problems_in(array: AnyArray, all_coords: list[ChunkCoords]) -> dict[C
     """Decode chunks, and return the problems of those that have any."""
 
     async def problems_in(run: list[ChunkCoords]) -> dict[ChunkCoords, str]:
-        # Together they take a fraction of the time.
+        # To decode chunks together takes a fraction of the time.
         if len(run) > 1 and not await _problem_in(array, run):
             return {}
         return {coords: await _problem_in(array, [coords]) for coords in run}

@@ -64,9 +64,9 @@ def walk(
     while paths:
         path = paths.pop()
         if (local := local_path(store, path)) is not None:
-            with contextlib.suppress(OSError):  # to be raised when it is read
+            with contextlib.suppress(OSError):  # it is raised when the folder is read
                 status = local.stat()
-                # Some file systems number nothing.
+                # Some file systems number no files.
                 folder = status.st_dev, status.st_ino or local.resolve()
                 if folder in seen and not may_repeat(path):
                     continue
@@ -90,8 +90,8 @@ def local_path(store: Any, path: str) -> Path | None:
 def names_in(store: Store, path: str) -> list[str]:
     """Return the names in a folder of a store; an empty list if the store can't list."""
 
-    async def names() -> list[str]:
-        return sorted([name async for name in store.list_dir(path) if name])  # "": a file
+    async def names() -> list[str]:  # the path of a file lists ""
+        return sorted([name async for name in store.list_dir(path) if name])
 
     try:
         return sync(names()) if store.supports_listing else []
@@ -117,7 +117,7 @@ def document_at(store: Store, key: str) -> Document:
         return Broken(ValueError(f"{key} is not JSON: {error}"))
     except RecursionError:
         return Broken(ValueError(f"{key} is nested too deeply"))
-    except ValueError:  # which advises to change a setting of Python
+    except ValueError:  # its message advises to change a setting of Python
         return Broken(ValueError(f"{key} has a number with too many digits"))
 
 

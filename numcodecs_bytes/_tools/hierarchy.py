@@ -34,23 +34,23 @@ class FoundArray(NamedTuple):
     """An array; or a folder that may be one, if its metadata are broken."""
 
     path: str
-    document: Document  # None if only consolidated metadata have it
-    problems: list[str]  # of the consolidated metadata
+    document: Document  # None if only consolidated metadata have the array
+    problems: list[str]  # with the consolidated metadata
 
 
 class _Consolidated(NamedTuple):
     """The consolidated metadata of a group."""
 
-    group: str  # its path
+    group: str  # the path of the group
     zarr_format: int
-    arrays: dict[str, JSONObject | Broken]  # by their paths; in Zarr v2, too, with attributes
+    arrays: dict[str, JSONObject | Broken]  # by their paths; those of Zarr v2 have their attributes
 
 
 class _Folder(NamedTuple):
     """What is found in a folder."""
 
     arrays: dict[str, JSONObject | Broken]  # by their paths
-    consolidated: _Consolidated | None = None  # to be compared with the arrays below
+    consolidated: _Consolidated | None = None  # it is compared with the arrays below
 
 
 def find_arrays(store: Store) -> Iterator[FoundArray]:
@@ -73,7 +73,7 @@ def find_arrays(store: Store) -> Iterator[FoundArray]:
 
 def _visit(store: Store, path: str) -> tuple[_Folder, list[str]]:
     """Return what a folder has, and the names in it where further arrays may be."""
-    if broken := _why_no_path(store, path):  # as in a zip archive
+    if broken := _why_no_path(store, path):  # zip archives may hold such paths
         return _Folder({path: broken}), []
     document, node_type = _node_at(store, path)
     if document is not None and node_type == "array":

@@ -39,7 +39,7 @@ class StoredChunk(NamedTuple):
 
     chunk_coords: ChunkCoords
     key: str
-    num_bytes: int | None  # its length; None if it can't be read
+    num_bytes: int | None  # None if the chunk can't be read
     error: Exception | None  # why it can't be read
 
 
@@ -50,7 +50,7 @@ class Listed(NamedTuple):
     # folder can't be listed, so that chunks may be missed. "unlisted": nothing is listed, so that
     # names of chunks are tried.
     kind: Literal["chunk", "misnamed", "metadata", "other", "error", "unlisted"]
-    name: str = ""  # of a file, in that folder; or what an error says
+    name: str = ""  # the name of a file in that folder, or what an error says
     chunk_coords: ChunkCoords = ()
 
 
@@ -178,7 +178,7 @@ def _named_in_folder(array: AnyArray, grid: list[int]) -> Iterator[Listed]:
         chunk_coords = _numbers_in(name) if grid else ()
         is_in_grid = len(chunk_coords) == len(grid) and all(map(operator.lt, chunk_coords, grid))
         if is_in_grid and array.metadata.encode_chunk_key(chunk_coords) == name.rstrip("/"):
-            yield Listed("chunk", name, chunk_coords)  # also of a folder
+            yield Listed("chunk", name, chunk_coords)  # it may be a folder
         elif is_in_grid and _CHUNK.fullmatch(name):
             yield Listed("misnamed", name, chunk_coords)
         elif name and not name.endswith("/"):

@@ -12,7 +12,7 @@ from numcodecs_bytes._zarr_api.file_systems import (
     target_of,
 )
 
-_NUM_CHARACTERS = 200  # the most of the name of a store that is shown
+_NUM_CHARACTERS = 200  # longer names of stores are cut
 
 
 def plural(number: int, what: str) -> str:
@@ -110,7 +110,7 @@ def path_of_array(path: str, num_axes: int, *, has_v2_keys: bool) -> str:
 
 def add_name(error: Exception, byte_getter: object, doing: str = "reading", num: int = 1) -> None:
     """Add a note that names the chunk, or one of `num` chunks, to an error, unless it has one."""
-    if num > 1 and "chunk '" in str(value_or_error(str, error)):  # it names the one
+    if num > 1 and "chunk '" in str(value_or_error(str, error)):  # the error names the chunk itself
         return
     others = f", or another one of {num}" if num > 1 else ""
     add_note(error, f"while {doing} {name_of_chunk(byte_getter)}{others}")
@@ -125,7 +125,7 @@ def add_name_of_array(error: Exception) -> None:
     frame = inspect.currentframe()
     while frame is not None:
         store_path = frame.f_locals.get("store_path")
-        if type(store_path).__name__ == "StorePath":  # not a variable of the user's
+        if type(store_path).__name__ == "StorePath":  # a user's variable may have this name
             add_note(error, f"while opening or creating {value_or_error(str, store_path)}")
             return
         frame = frame.f_back
