@@ -92,12 +92,6 @@ class _Found:
             else:
                 self.beside.append(each)
 
-    def add(self, chunk: StoredChunk) -> None:
-        """Note the length of a chunk."""
-        self.lengths.add(chunk.num_bytes)
-        if self.first is None and chunk.error is None:
-            self.first = chunk.chunk_coords
-
 
 def _check_present(
     checks: "_Checks", report: ArrayReport, limits: Limits, progress: ProgressBar | None
@@ -108,7 +102,9 @@ def _check_present(
     while batch := list(itertools.islice(chunks, checks.num_at_once)):
         problems = checks.problems_of(batch)
         for chunk in batch:
-            found.add(chunk)
+            if found.first is None and chunk.error is None:
+                found.first = chunk.chunk_coords
+            found.lengths.add(chunk.num_bytes)
             found.num_unread += checks.leaves_unread(chunk)
             if problem := problems[chunk.chunk_coords]:
                 reference = reference_of(array.store, chunk.key)

@@ -18,7 +18,7 @@ from zarr.storage import LocalStore, ZipStore
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._sources.obstore_local import folder_of
-from numcodecs_bytes._zarr_api.file_systems import file_system_of, is_local
+from numcodecs_bytes._zarr_api.file_systems import is_local, unwrapped
 from numcodecs_bytes._zarr_api.private_names import ensure_open
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ def local_path(store: Any, path: str) -> Path | None:
     """Return the local path of a folder in a store, or None."""
     if isinstance(store, LocalStore):
         return store.root / path
-    files = file_system_of(store)
+    files = unwrapped(getattr(store, "fs", None))
     if is_local(files):
         return Path(files._strip_protocol(store.path), path)
     folder = folder_of(getattr(store, "store", None))

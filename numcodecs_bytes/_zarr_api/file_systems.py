@@ -3,11 +3,6 @@
 from typing import Any
 
 
-def file_system_of(store: Any) -> Any:
-    """Return what a store of fsspec reads, or None; see `unwrapped`."""
-    return unwrapped(getattr(store, "fs", None))
-
-
 def unwrapped(file_system: Any) -> Any:
     """Return a file system without the wrapper of fsspec that makes it asynchronous, if any."""
     is_wrapper = type(file_system).__module__ == "fsspec.implementations.asyn_wrapper"

@@ -5,12 +5,7 @@ import inspect
 from typing import Any
 
 from numcodecs_bytes._core.catch import value_or_error
-from numcodecs_bytes._zarr_api.file_systems import (
-    file_system_of,
-    reference_to,
-    references_of,
-    target_of,
-)
+from numcodecs_bytes._zarr_api import file_systems
 
 _NUM_CHARACTERS = 200  # longer names of stores are cut
 
@@ -31,10 +26,7 @@ def name_of_class(instance: object) -> str:
 
 
 def other_pipeline(kind: type) -> str:
-    """Return that a class of pipelines reads nothing in part, or "".
-
-    It may be zarr's, under the name of ours.
-    """
+    """Return that a class of pipelines reads nothing in part, or ""; zarr's may have our name."""
     is_ours = getattr(kind, "reads_partially", False)
     return "" if is_ours else f"{name_of_type(kind)} is the codec pipeline"
 
@@ -55,7 +47,7 @@ def reference_of(store: Any, path: str) -> str:
     """Return what fsspec's reference to a chunk points to, in parentheses, or ""."""
 
     def target() -> str:
-        url, part = target_of(reference_to(store, path), store.fs)
+        url, part = file_systems.target_of(file_systems.reference_to(store, path), store.fs)
         return f"{part[1]} bytes at offset {part[0]} of {url}" if part else url
 
     found = value_or_error(target)  # a name is not worth an error
@@ -78,8 +70,8 @@ def name_of_store(store: object) -> str:
 
 def _origin_of(store: object) -> str:
     """Return where the references, or the archive, of a file system of fsspec are, or ""."""
-    files = file_system_of(store)
-    first = files.storage_args[:1] if references_of(store) is not None else ()
+    files = file_systems.unwrapped(getattr(store, "fs", None))
+    first = files.storage_args[:1] if file_systems.references_of(store) is not None else ()
     opened = getattr(files, "storage_options", {}).get("fo", *first)
     if opened is None:
         return ""
