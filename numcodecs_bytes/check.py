@@ -46,7 +46,7 @@ from numcodecs_bytes._tools.reporting import (
     is_bug,
 )
 from numcodecs_bytes._tools.stored_chunks import ChunkCoords
-from numcodecs_bytes._tools.v2_to_v3 import MixedByteOrderError, disagreements
+from numcodecs_bytes._tools.v2_to_v3 import disagreements
 from numcodecs_bytes._tools.xarray_attributes import how_to_decode, is_decodable
 from numcodecs_bytes._zarr_api.private_names import are_data_types_unloaded
 from numcodecs_bytes.codec import Bytes
@@ -196,8 +196,6 @@ def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayR
         report.notes += filter(None, [why_not_opened(old)])
         return
     found = value_or_error(disagreements, old, document)
-    if isinstance(found, MixedByteOrderError):
-        found = [str(found)]
     if isinstance(found, Exception):  # for example, a codec has no counterpart
         report.notes.append(f".zarray and zarr.json can't be compared: {describe_error(found)}")
         return

@@ -194,8 +194,10 @@ def _keys_below(array: AnyArray, grid: list[int]) -> Iterator[str | Exception]:
     store, path = array.store, array.path
     if local_path(store, path) is None:
         keys = _list_prefix(store, f"{path}/".lstrip("/"))
-        while (key := value_or_error(sync, _next(keys))) is not None:
-            yield key  # an error ends the listing
+        while isinstance(key := value_or_error(sync, _next(keys)), str):
+            yield key
+        if key is not None:  # an error, after which a listing may never end
+            yield key
         return
     # zarr's `list_prefix` skips folders that can't be listed, and follows links for ever.
     found = walk(store, partial(_keys_in, store), path, partial(_may_hold_chunks, array, grid))

@@ -231,7 +231,11 @@ def disagreements(old: JSONObject, new: JSONObject) -> list[str]:
 
     Codecs are compared by what affects the values: their names, byte order and axis order.
     """
-    of_v2, of_v3 = map(_compared_properties, (v3_document(old), new))
+    try:
+        of_v2 = _compared_properties(v3_document(old))
+    except MixedByteOrderError as error:
+        return [str(error)]
+    of_v3 = _compared_properties(new)
     differing = [name for name, value in of_v2.items() if value != of_v3[name]]
     return [f"{n} is {of_v2[n]} in .zarray, {of_v3[n]} in zarr.json" for n in differing]
 
