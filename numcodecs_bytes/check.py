@@ -47,7 +47,7 @@ from numcodecs_bytes._tools.reporting import (
     is_bug,
 )
 from numcodecs_bytes._tools.stored_chunks import ChunkCoords
-from numcodecs_bytes._tools.v2_to_v3 import MixedByteOrderError, disagreements
+from numcodecs_bytes._tools.v2_to_v3 import disagreements
 from numcodecs_bytes._tools.xarray_attributes import how_to_decode, is_decodable
 from numcodecs_bytes._zarr_api.private_names import are_data_types_unloaded
 from numcodecs_bytes.codec import Bytes
@@ -102,11 +102,11 @@ def _check_arrays(
         elif document is not None:
             store_path = StorePath(store, path)
             error = value_or_error(_check_array, store_path, document, report, limits, progress)
-        if error is not None and is_bug(error):
-            error.add_note(f"while checking array /{path}")
-            bugs.append(error)
-            continue
         if error is not None:
+            if is_bug(error):
+                error.add_note(f"while checking array /{path}")
+                bugs.append(error)
+                continue
             report.add_problem(f"it can't be checked: {describe_error(error)}")
         for problem in problems:
             report.add_problem(problem)
@@ -199,8 +199,6 @@ def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayR
         report.notes += filter(None, [why_not_opened(old)])
         return
     found = value_or_error(disagreements, old, document)
-    if isinstance(found, MixedByteOrderError):
-        found = [str(found)]
     if isinstance(found, Exception):  # for example, a codec has no counterpart
         report.notes.append(f".zarray and zarr.json can't be compared: {describe_error(found)}")
         return
@@ -211,7 +209,8 @@ def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayR
 def _v2_document(store_path: StorePath, name: str, report: ArrayReport) -> JSONObject | None:
     """Return a Zarr v2 document, or None if it does not exist or is broken, which is reported."""
     document = document_at(store_path.store, join(store_path.path, name))
-    if isinstance(document, Broken) and isinstance(document.error, ValueError):  # not the store's
+    # An error of another type is the store's.
+    if isinstance(document, Broken) and isinstance(document.error, ValueError):
         report.add_problem(f"its metadata can't be read: {document.error}")
     return document if isinstance(document, dict) else None
 

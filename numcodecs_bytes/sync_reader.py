@@ -20,7 +20,7 @@ from numcodecs_bytes._read.local import read_here
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._runtime import own_bugs, traces
 from numcodecs_bytes._zarr_api.batch_items import ChunkName, ChunkRequest
-from numcodecs_bytes._zarr_api.names import name_of_class, name_of_store
+from numcodecs_bytes._zarr_api.names import name_of_class, name_of_store, other_pipeline
 from numcodecs_bytes._zarr_api.options import OptionError
 
 if TYPE_CHECKING:
@@ -191,9 +191,8 @@ class SyncReader:
         if type(array) is not zarr.Array or type(array.async_array) is not zarr.AsyncArray:
             raise LeftToZarr(f"{name_of_class(array)} may read in another way")
         pipeline: Any = array.async_array.codec_pipeline
-        # It may be zarr's, under the name of ours.
-        if not getattr(pipeline, "reads_partially", False):
-            raise LeftToZarr(f"{name_of_class(pipeline)} is the codec pipeline")
+        if why := other_pipeline(type(pipeline)):
+            raise LeftToZarr(why)
         chunks: ArrayChunks = pipeline.access.chunks_of(array)
         self._chunks = chunks
         return chunks

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
 from numcodecs_bytes._core.catch import value_or_error
-from numcodecs_bytes._zarr_api.names import plural
+from numcodecs_bytes._zarr_api.names import name_of_type, other_pipeline, plural
 
 # By column, or by kind and reason, such as ("why_whole", "the chunk is small"). The kind "not_seen"
 # is for chunks that zarr has read by itself.
@@ -176,9 +176,8 @@ def _why_nothing() -> str:
         import zarr.registry  # only here: `import numcodecs_bytes` imports no zarr
 
         pipeline = value_or_error(zarr.registry.get_pipeline_class)
-        if isinstance(pipeline, type) and not hasattr(pipeline, "reads_partially"):
-            name = f"{pipeline.__module__}.{pipeline.__qualname__}"
-            how = "run `numcodecs-bytes` to see what sets it"
+        if isinstance(pipeline, type) and other_pipeline(pipeline):
+            name, how = name_of_type(pipeline), "run `numcodecs-bytes` to see what sets it"
             return f"nothing was counted: zarr's codec pipeline is {name}; {how}"
     return "nothing was read through zarr in this process"
 

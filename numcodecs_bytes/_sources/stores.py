@@ -34,6 +34,7 @@ from numcodecs_bytes._sources.files import FileExtent, opener_of, path_of_file
 from numcodecs_bytes._sources.obstore_local import folder_of, is_file_name
 from numcodecs_bytes._sources.store_states import state_of
 from numcodecs_bytes._sources.virtualizarr import requests_of
+from numcodecs_bytes._zarr_api.file_systems import is_local, references_of, target_of, unwrapped
 from numcodecs_bytes._zarr_api.names import name_of_class
 from numcodecs_bytes._zarr_api.options import classes_not_installed, stores_with_ranges
 from numcodecs_bytes._zarr_api.private_names import is_open
@@ -111,7 +112,7 @@ def states_lengths(store: object) -> bool:
 
 def only_states_lengths(store: object) -> bool:
     """Whether a store states how long chunks are, whatever the files hold that they are in."""
-    has_references = hasattr(getattr(store, "fs", None), "references")
+    has_references = references_of(store) is not None
     return has_references or name_of_class(store) == "icechunk.store.IcechunkStore"
 
 
@@ -190,10 +191,9 @@ def _of_manifest_store(store: Any) -> ChunkLocator:
 
 def _in_objects(store: object, objects: object) -> ChunkLocator:
     """Return a function that says where the objects of an object store are."""
-    name = name_of_class(objects)
-    if name == "obstore.store.MemoryStore":
+    if name_of_class(objects) == "obstore.store.MemoryStore":
         raise AlreadyInMemory("it is in memory")
-    folder = folder_of(objects) if name == "obstore.store.LocalStore" else None
+    folder = folder_of(objects)
 
     def find(path: str) -> Extent:
         if folder is not None and is_file_name(path):
@@ -233,20 +233,17 @@ def _behind_references(store: FsspecStore, file_system: Any) -> ChunkLocator:
     def find(path: str) -> Extent:
         reference = _reference_to(path, file_system)
         try:
-            is_part = len(reference) > 1
-            url, offset, num_bytes = reference if is_part else (*reference, 0, 0)
-            url = file_system.target if url is None else url
+            url, part = target_of(reference, file_system)
             leaf = file_system.fss[split_protocol(url)[0]]
-            offset, num_bytes = int(offset), int(num_bytes)
         except Exception as error:
             raise LeftToZarr("its reference is of an unknown form") from error
-        if offset < 0 or num_bytes < 0:  # fsspec may still return some bytes
+        if part and min(part) < 0:  # fsspec may still return some bytes
             raise LeftToZarr("its reference has a negative offset or length")
         if id(leaf) not in locators:
             locators[id(leaf)] = _in_file_system(store, leaf)
         whole = locators[id(leaf)](url)
-        if is_part:
-            return _part_of(whole, offset, num_bytes, (id(leaf), url))
+        if part:
+            return _part_of(whole, *part, (id(leaf), url))
         if isinstance(whole, FileExtent):
             return whole
         if not whole.tells_versions:  # without its length, a header would be read as elements
@@ -276,12 +273,10 @@ def _in_file_system(store: FsspecStore, file_system: Any) -> ChunkLocator:
 
     Raises `LeftToZarr` if all of them are left to zarr.
     """
-    name, inner = name_of_class(file_system), file_system
+    name, inner = name_of_class(file_system), unwrapped(file_system)
     # What a reference points to can't be missing: then, the reference is broken.
     missing = store.allowed_exceptions if file_system is store.fs else ()
-    if name == "fsspec.implementations.asyn_wrapper.AsyncFileSystemWrapper":
-        inner = file_system.sync_fs
-    if name_of_class(inner) == "fsspec.implementations.local.LocalFileSystem":
+    if is_local(inner):
         strip = inner._strip_protocol
         return lambda path: FileExtent(opener_of(strip(path)), missing)
     get = _FILE_SYSTEMS.get(name)
