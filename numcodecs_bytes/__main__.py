@@ -103,12 +103,10 @@ def _reports_on(location: str, options: argparse.Namespace) -> Iterator[ArrayRep
     opening = {"storage_options": options.storage_options, "icechunk_ref": ref}
     with _progress_bar(" chunks") as bar:
         reports = check(location, limits, bar, **opening)
-        while isinstance(report := value_or_error(lambda: next(reports, None)), ArrayReport):
-            # The report is printed before the next one is asked for.
+        # An error ends the reports, too. Each is printed before the next one is asked for.
+        while (found := value_or_error(lambda: next(reports, None))) is not None:
             with contextlib.nullcontext() if bar is None else bar.external_write_mode():
-                yield report
-    if report is not None:
-        yield report
+                yield found
 
 
 def _why_no_array(location: str) -> str:
@@ -262,7 +260,7 @@ def run() -> NoReturn:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         util: Any = importlib.import_module("multiprocessing.util")
-        util._exit_function()  # else semaphores are reported as leaked on macOS
+        util._exit_function()  # on macOS, semaphores would be reported as leaked
         os._exit(status)
     sys.exit(status)
 

@@ -27,6 +27,7 @@ from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject, dtype_to_json
 from numcodecs_bytes._core.dtypes import NATIVE_ENDIAN, AnyDType, has_byte_order, pack_dtype
 from numcodecs_bytes._plan.outcome import LeftToZarr
+from numcodecs_bytes._plan.shards import ShardLayout
 from numcodecs_bytes._read.remote_object import RemoteObject
 from numcodecs_bytes._sources.files import FileExtent
 from numcodecs_bytes._sources.store_states import state_of
@@ -46,7 +47,7 @@ from numcodecs_bytes._tools.reporting import (
     is_bug,
 )
 from numcodecs_bytes._tools.stored_chunks import ChunkCoords
-from numcodecs_bytes._tools.v2_to_v3 import MixedByteOrderError, disagreements
+from numcodecs_bytes._tools.v2_to_v3 import disagreements
 from numcodecs_bytes._tools.xarray_attributes import how_to_decode, is_decodable
 from numcodecs_bytes._zarr_api.private_names import are_data_types_unloaded
 from numcodecs_bytes.codec import Bytes
@@ -101,11 +102,11 @@ def _check_arrays(
         elif document is not None:
             store_path = StorePath(store, path)
             error = value_or_error(_check_array, store_path, document, report, limits, progress)
-        if error is not None and is_bug(error):
-            error.add_note(f"while checking array /{path}")
-            bugs.append(error)
-            continue
         if error is not None:
+            if is_bug(error):
+                error.add_note(f"while checking array /{path}")
+                bugs.append(error)
+                continue
             report.add_problem(f"it can't be checked: {describe_error(error)}")
         for problem in problems:
             report.add_problem(problem)
@@ -155,15 +156,17 @@ async def _request_a_byte(array: AnyArray, chunk_coords: ChunkCoords) -> None:
     extent = find_extent(chunk)
     if isinstance(extent, FileExtent):
         return
+    # Arrays are read in part, so the version of zarr is one with which this can be imported.
+    from numcodecs_bytes._pipeline.array_layouts import layout_of_array
+
+    start, layout = extent.start, layout_of_array(array)
+    if isinstance(layout, ShardLayout):
+        start, _ = layout.index_range(start, extent.num_bytes)
     # Not all stores serve the end of an object, where most shards have their index.
-    codecs = getattr(array.metadata, "codecs", ())  # Zarr v2 has no shards
-    locations = [getattr(codec, "index_location", "") for codec in codecs]
-    has_index_at_end = "end" in [getattr(each, "value", each) for each in locations]
-    is_last = has_index_at_end and extent.num_bytes is None
-    byte_range = (-1, None) if is_last else (extent.start, extent.start + 1)
+    byte_range = (-1, None) if start < 0 else (start, start + 1)
     answer = await RemoteObject(extent).get_range(*byte_range)
-    if answer.kind not in ("read", "failed") and await chunk.get() is not None:
-        state_of(chunk.store).strike(chunk.store, answer)
+    if answer.is_strike and await chunk.get() is not None:
+        state_of(chunk.store).strike(answer)
 
 
 def _report_partial_reads(array: AnyArray, report: ArrayReport) -> bool:
@@ -196,8 +199,6 @@ def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayR
         report.notes += filter(None, [why_not_opened(old)])
         return
     found = value_or_error(disagreements, old, document)
-    if isinstance(found, MixedByteOrderError):
-        found = [str(found)]
     if isinstance(found, Exception):  # for example, a codec has no counterpart
         report.notes.append(f".zarray and zarr.json can't be compared: {describe_error(found)}")
         return
@@ -208,7 +209,8 @@ def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayR
 def _v2_document(store_path: StorePath, name: str, report: ArrayReport) -> JSONObject | None:
     """Return a Zarr v2 document, or None if it does not exist or is broken, which is reported."""
     document = document_at(store_path.store, join(store_path.path, name))
-    if isinstance(document, Broken) and isinstance(document.error, ValueError):  # not the store's
+    # An error of another type is the store's.
+    if isinstance(document, Broken) and isinstance(document.error, ValueError):
         report.add_problem(f"its metadata can't be read: {document.error}")
     return document if isinstance(document, dict) else None
 

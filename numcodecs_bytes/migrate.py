@@ -10,6 +10,7 @@ import json
 import operator
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +34,12 @@ from numcodecs_bytes._tools.documents import (
     walk,
 )
 from numcodecs_bytes._tools.locations import open_store
-from numcodecs_bytes._tools.reporting import ProgressBar, explain_error, printable, raise_if_bug
+from numcodecs_bytes._tools.reporting import (
+    ProgressBar,
+    explain_error,
+    printable,
+    value_or_expected_error,
+)
 from numcodecs_bytes._tools.v2_to_v3 import compare, v3_document
 from numcodecs_bytes._tools.xarray_attributes import convert_attributes
 from numcodecs_bytes._zarr_api.versions import HAS_STRUCT
@@ -43,7 +49,7 @@ __all__ = ["NodeReport", "migrate"]
 T = TypeVar("T")
 
 _Documents = dict[str, JSONObject | Broken]  # the metadata documents of a node that exist, by name
-_Changes = dict[str, JSONObject | None]  # documents to write or, if None, to remove, by key
+_Changes = dict[str, JSONObject | None]  # by key: a document to write, or None to remove it
 _PLANNED = {"migrated": "to be migrated", "undone": "to be undone"}  # statuses in a dry run
 
 
@@ -140,10 +146,10 @@ def _plan(
     undo: bool,
 ) -> tuple[list[NodeReport], _Changes]:
     """Return the outcome for each node, and the documents to write or remove, in order."""
-    nodes = dict(_counted(_find_nodes(store), progress, "reading metadata"))
     if isinstance(exclude, str):
         raise TypeError(f"exclude must be a collection of paths, got {exclude!r}")
     excluded = {path.strip("/") if isinstance(path, str) else path for path in exclude}
+    nodes = dict(_counted(_find_nodes(store), progress, "reading metadata"))
     if unknown := [path for path in excluded if path not in nodes or not path]:
         raise ValueError(
             f"can't exclude {unknown[0]!r}: the store has no such array or group below its root; "
@@ -180,19 +186,24 @@ def _counted(
 
 def _find_nodes(store: Store) -> Iterator[tuple[str, _Documents]]:
     """Yield the path and metadata documents of each node, parents before their children."""
-    for path, to_visit in walk(store):
-        every = {name: document_at(store, join(path, name)) for name in METADATA_NAMES}
-        broken = [document for document in every.values() if isinstance(document, Broken)]
-        if not path and len(broken) == len(every):
-            raise broken[0].error  # the store can't be read at all
-        documents = {name: document for name, document in every.items() if document is not None}
+    for path, documents in walk(store, partial(_visit, store)):
         if "zarr.json" in documents or _has_v2(documents):
             yield path, documents
-        if _kind(documents) == "group":
-            names = names_in(store, path)
-            if ".zgroup" in documents and ".zgroup" not in names:
-                raise ValueError("the store does not list its contents, so nodes might be missed")
-            to_visit += [name for name in names if name not in METADATA_NAMES]
+
+
+def _visit(store: Store, path: str) -> tuple[tuple[str, _Documents], list[str]]:
+    """Return a folder's path and documents, and the names in it where further nodes may be."""
+    every = {name: document_at(store, join(path, name)) for name in METADATA_NAMES}
+    broken = [document for document in every.values() if isinstance(document, Broken)]
+    if not path and len(broken) == len(every):
+        raise broken[0].error  # the store can't be read at all
+    documents = {name: document for name, document in every.items() if document is not None}
+    if _kind(documents) == "array":
+        return (path, documents), []
+    names = names_in(store, path)
+    if ".zgroup" in documents and ".zgroup" not in names:
+        raise ValueError("the store does not list its contents, so nodes might be missed")
+    return (path, documents), [name for name in names if name not in METADATA_NAMES]
 
 
 def _kind(documents: _Documents) -> str:
@@ -250,8 +261,7 @@ def _why_kept(documents: _Documents) -> str:
     """Return why the Zarr v3 metadata of a node are not what `migrate` writes, or ""."""
     if not _has_v2(documents):
         return "it has no Zarr v2 metadata"
-    names = value_or_error(_names_that_differ, documents)
-    raise_if_bug(names)
+    names = value_or_expected_error(_names_that_differ, documents)
     if isinstance(names, Exception):
         return explain_error(names)
     return names and f"zarr.json differs from what migrate writes in {names}"
@@ -267,7 +277,7 @@ class _Migration:
     """The outcome for each node, and the documents to write, in order."""
 
     store: Store
-    nodes: dict[str, _Documents]  # with the Zarr v3 documents that are planned
+    nodes: dict[str, _Documents]  # their documents, and the Zarr v3 ones that are planned
     excluded: set[str]
     overwrite: bool
     reports: list[NodeReport] = field(default_factory=list)
@@ -293,8 +303,7 @@ class _Migration:
             )
             report.reasons = [how_to_open if existing is None else "its zarr.json stays as it is"]
             return
-        document = value_or_error(self._document, path, documents, report.notes)
-        raise_if_bug(document)
+        document = value_or_expected_error(self._document, path, documents, report.notes)
         if isinstance(document, Exception):
             report.status, report.reasons, report.notes = "refused", [explain_error(document)], []
             return
@@ -334,22 +343,14 @@ class _Migration:
     ) -> None:
         """Raise ValueError unless a different `zarr.json` may be replaced by a document."""
         existing = _without_consolidated(documents["zarr.json"])
-        members = ("node_type", "chunk_key_encoding", "dimension_names")
-        only_in_v3 = [m for m in members if existing.get(m) not in (None, document.get(m))]
-        shape, old_shape = existing.get("shape") or [], document.get("shape", [])
-        is_shape = isinstance(shape, list) and all(isinstance(size, int) for size in shape)
-        is_similar = is_shape and len(shape) == len(old_shape)
-        if not is_similar or any(map(operator.gt, shape, old_shape)):
-            only_in_v3.append(f"shape {shape}")
         # zarr's own tool keeps attributes that are converted here.
         v2_attributes = [*documents.get(".zattrs", {}).items(), *document["attributes"].items()]
-        v2_texts = set(map(as_json, v2_attributes))
-        v3_attributes = existing.get("attributes") or {}
-        is_object = isinstance(v3_attributes, dict)
-        items = v3_attributes.items() if is_object else [(repr(v3_attributes), None)]
-        only_in_v3 += [f"attribute {item[0]}" for item in items if as_json(item) not in v2_texts]
         without_v2 = [node for node, others in self.nodes.items() if not _has_v2(others)]
-        only_in_v3 += [f"node {node}" for node in _below(path, without_v2)]
+        only_in_v3 = [
+            *_members_only_in(existing, document),
+            *_attributes_only_in(existing, v2_attributes),
+            *(f"node {node}" for node in _below(path, without_v2)),
+        ]
         if only_in_v3:
             raise ValueError(
                 f"zarr.json has what Zarr v2 lacks, so it is kept: {', '.join(only_in_v3)}; if "
@@ -360,6 +361,31 @@ class _Migration:
                 f"zarr.json differs from what migrate writes in {differing(existing, document)}; "
                 "--overwrite replaces it"
             )
+
+
+def _members_only_in(existing: JSONObject, document: JSONObject) -> Iterator[str]:
+    """Yield which members of a `zarr.json`, other than attributes, a document would lose."""
+    for name in ("node_type", "chunk_key_encoding", "dimension_names"):
+        if existing.get(name) not in (None, document.get(name)):
+            yield name
+    shape, v2_shape = existing.get("shape") or [], document.get("shape", [])
+    is_shape = isinstance(shape, list) and all(isinstance(size, int) for size in shape)
+    if not is_shape or len(shape) != len(v2_shape) or any(map(operator.gt, shape, v2_shape)):
+        yield f"shape {shape}"
+
+
+def _attributes_only_in(
+    existing: JSONObject, v2_attributes: list[tuple[str, Any]]
+) -> Iterator[str]:
+    """Yield which attributes in a `zarr.json` are not among those of Zarr v2."""
+    attributes = existing.get("attributes") or {}
+    if not isinstance(attributes, dict):
+        yield f"attribute {attributes!r}"
+        return
+    v2_texts = set(map(as_json, v2_attributes))
+    yield from (
+        f"attribute {item[0]}" for item in attributes.items() if as_json(item) not in v2_texts
+    )
 
 
 def _intact(documents: _Documents) -> dict[str, JSONObject]:

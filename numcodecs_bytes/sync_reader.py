@@ -22,8 +22,8 @@ from numcodecs_bytes._read.form_read import read_form_in_file, read_form_in_memo
 from numcodecs_bytes._read.local import read_here
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._runtime import own_bugs, traces
-from numcodecs_bytes._zarr_api.batch_items import ChunkName
-from numcodecs_bytes._zarr_api.names import name_of_class, name_of_store
+from numcodecs_bytes._zarr_api.batch_items import ChunkName, ChunkRequest
+from numcodecs_bytes._zarr_api.names import name_of_class, name_of_store, other_pipeline
 from numcodecs_bytes._zarr_api.options import OptionError
 from numcodecs_bytes._zarr_api.private_names import bytes_in_memory
 from numcodecs_bytes._zarr_api.versions import fill_value_or_default
@@ -233,7 +233,8 @@ class SyncReader:
         checks_crc = extent.find_member is not None and selected.is_all_of_chunk(
             chunks.metadata.shape, spec.shape
         )
-        return ChunkRead(name, spec, chunk_selection, out_selection, layout, extent, checks_crc)
+        request = ChunkRequest(name, spec, chunk_selection, out_selection, checks_crc)
+        return ChunkRead(request, chunk_selection, out_selection, layout, extent)
 
     def _find_chunks(self) -> "ArrayChunks":
         """Return the chunks of the array; raise `LeftToZarr` if zarr has to read them."""
@@ -243,9 +244,8 @@ class SyncReader:
         if type(array) is not zarr.Array or type(array.async_array) is not zarr.AsyncArray:
             raise LeftToZarr(f"{name_of_class(array)} may read in another way")
         pipeline: Any = array.async_array.codec_pipeline
-        # It may be zarr's, under the name of ours.
-        if not getattr(pipeline, "reads_partially", False):
-            raise LeftToZarr(f"{name_of_class(pipeline)} is the codec pipeline")
+        if why := other_pipeline(type(pipeline)):
+            raise LeftToZarr(why)
         chunks: ArrayChunks = pipeline.access.chunks_of(array)
         self._chunks = chunks
         return chunks
@@ -259,5 +259,5 @@ def _check_outcomes(reads: Sequence[ChunkRead], chunks: "ArrayChunks") -> None:
     if are_missing and not chunks.may_be_missing:
         raise LeftToZarr("a chunk is missing")
     if traces.active:  # only now: what is left to zarr is read again, and traced, as a whole
-        for chunk in reads:
-            chunk.report_to_traces(has_v2_keys=chunks.access.has_v2_keys)
+        name = chunks.access.name_of_array(chunks.first, chunks.spec)
+        traces.record_array(name, *[chunk.counts() for chunk in reads])

@@ -101,9 +101,10 @@ class BytesCodec(zarr.codecs.BytesCodec):
     # The data type that `evolve_from_array_spec` was given, and the dtype and stored dtype of its
     # elements. zarr takes up to 1.3 us to make the dtype, as long as encoding a small chunk.
     _evolved: tuple[object, tuple[AnyDType, AnyDType] | None] = None, None
-    # In the pipelines of this package, before zarr 3.3: the byte order of the elements that the
-    # filter before it takes, or "" if there is none. None: that of the chunk's data type.
-    _byte_order: ByteOrder | Literal[""] | None = None
+    # In the pipelines of this package, before zarr 3.3: whether zarr's copies may swap bytes, as
+    # there is no filter; else the byte order that the filter takes, or None if that is not known.
+    _copies_swap_bytes = False
+    _filter_byte_order: ByteOrder | None = None
 
     def __init__(self, *, endian: enum.Enum | str | None = sys.byteorder) -> None:
         declared = parse_endian(endian.value if isinstance(endian, enum.Enum) else endian)
@@ -153,7 +154,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
             add_name_of_array(error)
             raise
         evolved = type(self)(endian=endian)  # a new one, as `self` may be the codec of other arrays
-        if not has_order and dtype.kind != "b":  # of bools, other libraries would swap the bytes
+        if not has_order and dtype.kind != "b":  # other libraries would swap the bytes of bools
             vars(evolved)["_declared_endian"] = self._declared_endian
         if has_unused_bits(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype))):
             vars(evolved)["is_fixed_size"] = False
@@ -168,8 +169,8 @@ class BytesCodec(zarr.codecs.BytesCodec):
         check_length(raw.nbytes, chunk_spec.shape, dtype, stored, "chunk")
         if self._leaves_swap_to_copy(chunk_spec):
             dtype = dtype.newbyteorder(stored.byteorder)
-        elif self._byte_order and chunk_spec.prototype.nd_buffer is cpu.NDBuffer:
-            dtype = dtype.newbyteorder(self._byte_order)
+        elif self._filter_byte_order and chunk_spec.prototype.nd_buffer is cpu.NDBuffer:
+            dtype = dtype.newbyteorder(self._filter_byte_order)
         decode = decode_array if isinstance(raw, np.ndarray) else decode_on_device
         array: Any = decode(raw, stored, dtype).reshape(chunk_spec.shape)
         return chunk_spec.prototype.nd_buffer.from_ndarray_like(array)
@@ -231,7 +232,8 @@ class BytesCodec(zarr.codecs.BytesCodec):
         It is "" if there is no filter: then zarr's copies swap bytes.
         """
         codec = copy.copy(self)  # `self` may be the codec of other pipelines
-        vars(codec)["_byte_order"] = byte_order
+        vars(codec)["_copies_swap_bytes"] = not byte_order
+        vars(codec)["_filter_byte_order"] = byte_order or None
         return codec
 
     def _leaves_swap_to_copy(self, chunk_spec: "ArraySpec") -> bool:
@@ -239,7 +241,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
 
         Not if filters follow: those of numcodecs view elements as another data type.
         """
-        if self._byte_order != "" or chunk_spec.prototype.nd_buffer is not cpu.NDBuffer:
+        if not self._copies_swap_bytes or chunk_spec.prototype.nd_buffer is not cpu.NDBuffer:
             return False  # CuPy has no other byte orders
         dtype, _ = self._dtypes(chunk_spec)
         # NumPy copies datetimes without a unit to a list of indices without swapping them.
@@ -268,7 +270,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
     __hash__ = zarr.codecs.BytesCodec.__hash__
 
     def __repr__(self) -> str:
-        endian = getattr(self.endian, "value", self.endian)  # on zarr 3.1.6 an Enum
+        endian = getattr(self.endian, "value", self.endian)  # an Enum on zarr 3.1.6
         return f"{type(self).__name__}(endian={endian!r})"
 
 
@@ -291,7 +293,7 @@ def _use_by_default() -> None:
     ours = f"{BytesCodec.__module__}.{BytesCodec.__qualname__}"
     for name in ("bytes", "endian"):
         zarr.registry.register_codec(name, BytesCodec)
-    with or_step_aside("arrays"):  # those who name it in zarr's config get it all the same
+    with or_step_aside("arrays"):  # who names the codec in zarr's config gets it all the same
         chosen = zarr.config.collect().get("codecs", {}).get("bytes", ours)
         for name in ("bytes", "endian") if chosen == ours else ("bytes",):
             make_default("codecs", name, ours)

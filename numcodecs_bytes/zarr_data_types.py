@@ -217,7 +217,7 @@ class _MLDataType(AnyDataType, HasItemSize):
         return self.from_json_scalar(data, zarr_format=3)
 
     def _check_scalar(self, data: object) -> bool:
-        raise NotImplementedError  # only zarr's `cast_scalar` uses it; ours checks by itself
+        raise NotImplementedError  # only zarr's `cast_scalar` uses it, not ours
 
     def default_scalar(self) -> Scalar:
         return np.zeros((), self.to_native_dtype())[()]
@@ -312,7 +312,7 @@ class _HasByteOrder(HasEndianness):
 
     def to_native_dtype(self) -> Any:
         """Return the NumPy dtype."""
-        dtype = super().to_native_dtype()  # type: ignore[misc] # of the class that is mixed in
+        dtype = super().to_native_dtype()  # type: ignore[misc] # the other base class has it
         if self.endianness == NATIVE_ENDIAN:
             return dtype
         if isinstance(self, _Complex):

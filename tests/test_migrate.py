@@ -522,6 +522,17 @@ class TestWrongArguments:
         with pytest.raises(error, match=message):
             migrate(zarr.storage.LocalStore(folder, read_only=True), **options)
 
+    @pytest.mark.parametrize("exclude", ["x", 5], ids=str)
+    def test_before_the_store_is_read(self, exclude):
+        """A store of 200 arrays was read first."""
+
+        class Unread(zarr.storage.MemoryStore):
+            async def get(self, *_args, **_kwargs):
+                raise AssertionError("the store was read")
+
+        with pytest.raises(TypeError):
+            migrate(Unread(), exclude=exclude)
+
     def test_what_is_no_path_below_the_root(self, folder):
         for exclude in ([""], ["x", "/"], [None], b"x", ["x/0"], ["dee"]):
             with pytest.raises(ValueError, match="the store has no such array or group below"):

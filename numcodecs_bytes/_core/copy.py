@@ -80,7 +80,7 @@ def decode_into(raw: Array, stored: AnyDType, out: Array) -> None:
     `out` may have any layout; it is filled in C order, or column by column if it is column-major.
     """
     if np.may_share_memory(raw, out):
-        raw = raw.copy()  # for some overlaps NumPy would read what it has already overwritten
+        raw = raw.copy()  # NumPy may read what it has just overwritten
     if is_column_major(out):
         out = out.T
     copy_elements(out.view(byteswap_dtype(out.dtype)), raw.view(stored).reshape(out.shape))
@@ -119,7 +119,7 @@ def _plan_tiles(out: Array, source: Array) -> Iterable[EllipsisType | tuple[slic
     for axis in sorted(set(range(out.ndim)) - {narrow}, key=lambda i: abs(source.strides[i])):
         shape[axis] = max(min(num_left, out.shape[axis]), 1)
         num_left //= shape[axis]
-    if math.prod(shape) < TILE_WIDTH * TILE_LENGTH // 2:  # it would be copied in less than 1 us
+    if math.prod(shape) < TILE_WIDTH * TILE_LENGTH // 2:  # a tile would take less than 1 us
         return [...]
     slices = [
         [slice(start, start + length) for start in range(0, size, length)]

@@ -19,12 +19,12 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 
 Endian = Literal["little", "big"]
-ByteOrder = Literal["=", "<", ">", "|"]  # of a dtype
+ByteOrder = Literal["=", "<", ">", "|"]  # as NumPy's `dtype.byteorder`
 AnyDType = np.dtype[Any]
 Array = np.ndarray[Any, AnyDType]
 UInt8Array = np.ndarray[Any, np.dtype[np.uint8]]
 UInt64Array = np.ndarray[Any, np.dtype[np.uint64]]
-GPUArray = Any  # of CuPy, which has no types and need not be installed
+GPUArray = Any  # CuPy has no types, and need not be installed
 
 NATIVE_ENDIAN: Endian = sys.byteorder
 
@@ -32,11 +32,11 @@ NATIVE_ENDIAN: Endian = sys.byteorder
 class MLDType(NamedTuple):
     """A data type of the package ml_dtypes."""
 
-    name: str  # in the Zarr extensions registry
-    class_name: str  # in `zarr_data_types`
-    kind: Literal["float", "complex", "integer"]  # of its fill values in metadata
+    name: str  # as in the Zarr extensions registry
+    class_name: str  # its class in `zarr_data_types`
+    kind: Literal["float", "complex", "integer"]  # the kind of its fill values in metadata
     num_bits: int  # bits of an element that are used: the low ones of a byte, if fewer than 8
-    name_in_ml_dtypes: str = ""  # by default the same
+    name_in_ml_dtypes: str = ""  # empty if it equals `name`
     component: str = ""  # registered or NumPy name of the type of real and imaginary component
     since: tuple[int, int] = (0, 4)  # the version of ml_dtypes; older ones do not run on NumPy 2
 
@@ -121,7 +121,7 @@ def _version_of_ml_dtypes() -> str:
     It is not imported, which would take 4 ms and 2.5 MiB in every program that uses zarr; to find
     its version takes 1 ms.
     """
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # in frozen programs, say
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # frozen programs
         if "ml_dtypes" not in sys.modules:
             return importlib.metadata.version("ml_dtypes")
     try:
@@ -200,7 +200,7 @@ def swap_unit(dtype: AnyDType) -> AnyDType | None:
             return None
         size = {"c": leaf.itemsize // 2, "U": 4}.get(leaf.kind, leaf.itemsize)
         units.add(np.dtype(f"{leaf.byteorder}u{size}"))
-    is_packed = pack_dtype(dtype) == dtype  # not so if fields are in another order in memory
+    is_packed = pack_dtype(dtype) == dtype  # False if fields are in another order in memory
     return units.pop() if len(units) == 1 and is_packed else None
 
 

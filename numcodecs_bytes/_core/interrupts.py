@@ -13,7 +13,7 @@ import sys
 import traceback
 from types import FrameType
 
-# Whose code a read in its caller's thread runs, as long as it asks no client of a store.
+# The packages that a read in its caller's thread calls, if it asks no client of a store.
 _CALLED = {"donfig", "google_crc32c", "numcodecs", "numcodecs_bytes", "numpy", "zarr"}
 _CALLED |= sys.stdlib_module_names
 
@@ -42,7 +42,7 @@ def _frames_below(error: BaseException) -> list[FrameType]:
 def _is_handler(frame: FrameType) -> bool:
     names, others, _, values = inspect.getargvalues(frame)
     given, rest = list(map(values.get, names)), values.get(others) if others else ()
-    given += rest if isinstance(rest, tuple) else ()  # else it was assigned another value
+    given += rest if isinstance(rest, tuple) else ()  # a function may assign its `*args` anew
     return any(isinstance(each, FrameType) and each is frame.f_back for each in given)
 
 
@@ -55,7 +55,7 @@ def raise_interrupt(error: BaseException | None) -> None:
     try:
         raise interrupt
     finally:
-        interrupt.__context__ = context  # not what it was taken for
+        interrupt.__context__ = context  # without the error that is handled here
 
 
 def is_of_caller(error: Exception) -> bool:
@@ -66,7 +66,7 @@ def is_of_caller(error: Exception) -> bool:
     """
     if not _is_of_called(type(error).__module__) or interrupt_of(error) is not None:
         return True
-    if isinstance(error, OSError):  # whatever its frames: pyfakefs wraps calls of the system
+    if isinstance(error, OSError):  # its frames say nothing: pyfakefs wraps calls of the system
         return error.errno is None
     modules = [frame.f_globals.get("__name__", "") for frame in _frames_below(error)]
     is_explained = bool(error.args) or isinstance(error, AssertionError | MemoryError)

@@ -49,8 +49,8 @@ def slow_distances_of(cpuinfo: str) -> range:
 def _cpuinfo() -> str:
     try:
         with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
-            return file.read(1 << 10)  # of the first of the cores, each of which takes a while
-    except OSError:  # not Linux, or a sandbox
+            return file.read(1 << 10)  # the first core only: each takes a while
+    except OSError:  # another system, or a sandbox
         return ""
 
 

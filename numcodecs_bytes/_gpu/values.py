@@ -22,8 +22,8 @@ class GPUValues(Values):
         self.may_be_mapped, self.are_of_known_kind = False, True
 
     def out_selection_of(self, selector: Any) -> OutSelection:
-        """Return what a chunk is of the values; raise `LeftToZarr` if they have another shape."""
-        if not self._array.shape:  # a single value for all elements
+        """Return the chunk's region in the values; raise `LeftToZarr` if their shape is another."""
+        if not self._array.shape:  # it is a single value for all elements
             return ()
         out_selection = out_selection_of(selector)
         if not is_within(out_selection, self._array.shape):

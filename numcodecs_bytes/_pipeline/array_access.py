@@ -32,7 +32,7 @@ from numcodecs_bytes._sources.stores import (
     store_of,
 )
 from numcodecs_bytes._zarr_api.batch_items import ChunkRequest
-from numcodecs_bytes._zarr_api.names import keys_are_v2, path_of_array
+from numcodecs_bytes._zarr_api.names import keys_are_v2, name_of_store, path_of_array
 from numcodecs_bytes._zarr_api.options import (
     max_gap_bytes,
     warn_of_other_pipeline,
@@ -98,11 +98,9 @@ class ChunkLocations(NamedTuple):
 
     def leaves_all_to_zarr(self, requests: Sequence[ChunkRequest]) -> bool:
         """Whether zarr reads all chunks of a batch, because it must, or is just as fast."""
-        if self.locator is not None and not self.are_short_objects:
-            return False
-        if traces.active:  # what zarr fetches is counted for each chunk
-            return False
-        return self.locator is None or all(request.is_complete for request in requests)
+        if self.locator is None:
+            return True
+        return self.are_short_objects and all(request.is_complete for request in requests)
 
 
 class ArrayChunks(NamedTuple):
@@ -159,7 +157,7 @@ class ArrayAccess:
         self.codec = pipeline.array_bytes_codec  # the codec between the array and bytes
         self.is_v2 = type(self.codec) is V2Codec
         # Whether keys of chunks are like those of Zarr v2.
-        self.has_v2_keys = self.is_v2 if has_v2_keys is None else has_v2_keys
+        self._has_v2_keys = self.is_v2 if has_v2_keys is None else has_v2_keys
         self._codecs = Codecs.of(pipeline)
         self._layouts: ArrayLayouts | None = None  # made when they are first needed
         self.locations: ChunkLocations | None = None  # as found last
@@ -200,7 +198,7 @@ class ArrayAccess:
         try:
             layout, locator = self.layout_of(spec), locator_for(store)
         except LeftToZarr as why:
-            raise_interrupt(why.__cause__)  # else all reads of the array were left to zarr
+            raise_interrupt(why.__cause__)  # an interrupt must not become the cached reason
             return found._replace(why_left=why.without_frames())
         is_short = _is_short_object(locator, byte_getter.path, layout)
         return found._replace(locator=locator, max_gap=max_gap_bytes(), are_short_objects=is_short)
@@ -226,14 +224,16 @@ class ArrayAccess:
 
     def metadata_path(self, chunk: ChunkRequest) -> str:
         """Return the path of the array's metadata in the store, given one of its chunks."""
-        path, num_axes = chunk.byte_getter.path, len(chunk.spec.shape)
-        path = path_of_array(path, num_axes, has_v2_keys=self.has_v2_keys)
+        path = self._path_of_array(chunk.byte_getter.path, chunk.spec)
         return f"{path}/{'.zarray' if self.is_v2 else 'zarr.json'}".lstrip("/")
 
     def name_of_array(self, byte_getter: object, spec: ArraySpec) -> traces.ArrayName:
         """Return the name of the array for `numcodecs_bytes.trace`, given one of its chunks."""
-        num_axes = len(spec.shape)
-        return traces.name_of_array(byte_getter, num_axes, has_v2_keys=self.has_v2_keys)
+        path = self._path_of_array(getattr(byte_getter, "path", ""), spec)
+        return traces.ArrayName(name_of_store(getattr(byte_getter, "store", byte_getter)), path)
+
+    def _path_of_array(self, path: str, spec: ArraySpec) -> str:
+        return path_of_array(path, len(spec.shape), has_v2_keys=self._has_v2_keys)
 
 
 class ArrayAccessMixin(PickledAsConfigured):
@@ -259,7 +259,8 @@ class ArrayAccessMixin(PickledAsConfigured):
     def from_array_metadata_and_store(cls, array_metadata: Any, store: object) -> Any:
         """Return the pipeline of an array, like zarr's, which also knows how chunks are named."""
         if not getattr(store, "read_only", True):
-            # Now: a child that is forked while another thread imports it could never write.
+            # It is imported now: a child that is forked while another thread imports it could never
+            # write.
             import numcodecs_bytes._write.batch  # noqa: F401
         pipeline = create_codec_pipeline(array_metadata)
         vars(pipeline)["_keys_are_v2"] = keys_are_v2(array_metadata)
@@ -272,7 +273,7 @@ class ArrayAccessMixin(PickledAsConfigured):
         if "_access" not in attributes:
             has_v2_keys = attributes.get("_keys_are_v2")
             access = ArrayAccess(self, self._threads_setting, has_v2_keys=has_v2_keys)
-            attributes.setdefault("_access", access)  # the first one stays
+            attributes.setdefault("_access", access)  # that of another thread stays
         found: ArrayAccess = attributes["_access"]
         return found
 
@@ -295,14 +296,14 @@ def _options() -> object:
 
 
 def _is_short_object(locator: ChunkLocator, path: str, layout: AnyLayout) -> bool:
-    """Whether a chunk is an object that is requested, and that no request for it is split."""
+    """Whether a chunk is an object that is requested, and read whole just as fast by zarr."""
     try:
         extent = locator(path)
-    except LeftToZarr as why:  # this chunk alone
+    except LeftToZarr as why:  # other chunks may be short objects
         raise_interrupt(why.__cause__)
         return False
     if not (isinstance(extent, ObjectExtent) and extent.is_object and isinstance(layout, Layout)):
         return False
     # The more requests there may be, the shorter are the ranges.
-    policy = GapPolicy.for_chunk(UNLIMITED).for_ranges(layout.num_bytes)
-    return not policy.splits(layout.num_bytes)
+    policy, num_bytes = GapPolicy.for_chunk(UNLIMITED), layout.num_bytes
+    return not policy.pays(num_bytes, cost=num_bytes, tells_versions=True)

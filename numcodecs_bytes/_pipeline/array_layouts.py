@@ -92,7 +92,7 @@ class ArrayLayouts:
         try:
             return _find_layout_of(self._codecs)
         except LeftToZarr as why:
-            raise_interrupt(why.__cause__)  # else all reads of the array were left to zarr
+            raise_interrupt(why.__cause__)  # an interrupt must not become the cached reason
             self._why_left = why.without_frames()
             raise
 
@@ -110,7 +110,7 @@ def check_readable(codec: Any, chunk_spec: ArraySpec) -> None:
         if each is codecs[0]:
             dtype = chunk_spec.dtype.to_native_dtype()
             if has_variable_length(dtype) or not has_byte_order(dtype):
-                continue  # it encodes no such elements
+                continue  # the first codec gets no elements that have a byte order
             expected = f'"dtype": {json.dumps(dtype_to_json(dtype))}'
         raise EndianError(
             "chunks could be written, but not read, because zarr tells no codec the data type: got "
@@ -129,7 +129,7 @@ def chunk_spec_of(array: "zarr.Array[Any]") -> ArraySpec:
     metadata: Any = array.metadata
     try:
         shape = array.shards or array.chunks
-    except NotImplementedError as error:  # which zarr calls rectilinear
+    except NotImplementedError as error:  # the grid is rectilinear
         raise LeftToZarr("chunks of several shapes") from error
     order: Any = metadata.order if metadata.zarr_format == 2 else "C"
     config = ArrayConfig(order=order, write_empty_chunks=False)
@@ -149,7 +149,7 @@ def _find_layout_of(pipeline: Any) -> LayoutOf:
         if codec.compressor is None and all(map(is_elementwise, codecs)):
             return partial(_layout_of_filtered_v2, codecs)
         unknown = [c for c in codecs if type(c) is not Bytes and not is_elementwise(c)]
-        others += unknown or codecs  # several `Bytes`, or one and others
+        others += unknown or codecs  # all are known: several `Bytes`, or one beside others
     if others:
         names = [getattr(c, "codec_id", None) or c.to_dict().get("name") or str(c) for c in others]
         compressors = [*pipeline.bytes_bytes_codecs, getattr(codec, "compressor", None)]
@@ -227,7 +227,7 @@ def _dtypes_of(codec: zarr.codecs.BytesCodec, spec: ArraySpec) -> tuple[AnyDType
     endian = getattr(codec.endian, "value", codec.endian)
     try:
         stored = stored_dtype(dtype, endian)
-    except (TypeError, ValueError) as error:  # another package's data type, or without its endian
+    except (TypeError, ValueError) as error:  # it is another package's, or has no endian
         raise_interrupt(error)
         stored = None
     is_unknown = has_variable_length(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype)))

@@ -14,7 +14,8 @@ from numcodecs_bytes._runtime import own_bugs
 class BatchBugs:
     """The own bugs of a batch, which are logged when it ends, unless zarr fails just so."""
 
-    access: ArrayAccess | None = None  # of reads: after an own bug, zarr reads the array
+    access: ArrayAccess
+    stops_reads: bool  # whether they stop our reads of the array; those of a write do not
     errors: list[Exception] = field(default_factory=list)
 
     def catch(self, chunks: Iterable[HasOutcome] = ()) -> own_bugs.catch:
@@ -24,26 +25,22 @@ class BatchBugs:
     def record(self, chunks: Iterable[HasOutcome], error: Exception) -> None:
         """Record an own bug, and leave chunks to zarr."""
         self.errors.append(error)
-        if self.access is not None:
+        if self.stops_reads:
             self.access.own_bug = _summary_of(error)
         leave_to_zarr(chunks, LeftToZarr("numcodecs_bytes itself failed"))
 
     def forget_or_mention(self, error: Exception) -> None:
         """Forget own bugs if zarr fails just so; else name them in its error."""
-        name = "" if self.access is None else self.access.own_bug
+        name = self.access.own_bug if self.stops_reads else ""
         if own_bugs.forget_alike(self.errors, error):
             name = ""
-        if self.errors:  # of another kind
+        if self.errors:
             name = _summary_of(self.errors[-1])
-        if self.access is not None:
+        if self.stops_reads:
             self.access.own_bug = name
         if name:
             with contextlib.suppress(AttributeError, TypeError):  # some errors are immutable
                 error.add_note(f"before, numcodecs_bytes itself had failed: {name}")
-
-    def log(self) -> None:
-        """Log what was not forgotten."""
-        own_bugs.log_all(self.errors)
 
 
 def _summary_of(error: Exception) -> str:

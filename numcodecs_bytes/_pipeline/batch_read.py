@@ -49,99 +49,108 @@ class BatchRead:
     """A batch that is read: what zarr passed, what is read of each chunk, and our own bugs."""
 
     access: ArrayAccess
-    requests: Sequence[ChunkRequest]  # of one array: at most the shapes of their chunks differ
+    requests: Sequence[ChunkRequest]  # at least one; of one array, whose chunks may differ in shape
     zarr_output: NDBuffer
     drop_axes: tuple[int, ...]
     read_by_zarr: ReadByZarr
     bugs: BatchBugs
     chunks: Sequence[ChunkRead] = ()
+    why_not_seen: str = ""  # why zarr reads all chunks, if nothing else is known of them
     max_gap: int | None = None  # the largest gap to read, in bytes, if the user has set it
 
     async def read(self) -> Any:
         """Read the batch; return what zarr's pipeline returns."""
+        first, output = self.requests[0], None
         try:
-            output = self._locate()
-            if output is None:
-                return await self.read_by_zarr(self.requests, self.zarr_output, self.drop_axes)
+            with self.bugs.catch():
+                try:
+                    locations = self.access.locate(first.byte_getter, first.spec)
+                    if not locations.leaves_all_to_zarr(self.requests):
+                        output = self._make_output()
+                        self.max_gap = locations.max_gap
+                    if output is not None or traces.active:  # traces count what zarr reads, too
+                        self.chunks = self._locate_chunks(locations)
+                except LeftToZarr as why:
+                    raise_interrupt(why.__cause__)
+                    self.why_not_seen = str(why)
+            if output is None or not self.chunks:
+                return await self._let_zarr_read_all()
             await self._read_into(output)
         except Exception as error:
             self.bugs.forget_or_mention(error)
             raise
         finally:
+            if traces.active:
+                with own_bugs.catch(own_bugs.log):
+                    self._report_to_traces()
             if self.bugs.errors:
-                self.bugs.log()
+                own_bugs.log_all(self.bugs.errors)
         results = [{"status": chunk.outcome.status} for chunk in self.chunks]
         return tuple(results) if HAS_RESULTS else None
 
-    async def _read_into(self, output: "Output | GPUOutput") -> None:
-        """Read chunks here, and let zarr read the rest; tell `trace` what became of each."""
-        try:
-            if isinstance(output, Output):
-                await self._fetch(self.chunks, output)
-            else:  # on a GPU: group by group
-                await output.read_chunks(self.chunks, self._fetch)
-            if rest := [chunk for chunk in self.chunks if chunk.outcome.is_left]:
-                await self._let_zarr_read(rest)
-        finally:
-            if traces.active:
-                with own_bugs.catch(own_bugs.log):
-                    for chunk in self.chunks:
-                        chunk.report_to_traces(has_v2_keys=self.access.has_v2_keys)
-
-    def _locate(self) -> "Output | GPUOutput | None":
-        """Find where the chunks are; return the output, or None if zarr reads all of them."""
-        access, requests = self.access, self.requests
-        if not requests or (access.own_bug and not traces.active):
-            return None
-        first = requests[0]
-        with self.bugs.catch():
-            try:
-                locations = access.locate(first.byte_getter, first.spec)
-                if not locations.leaves_all_to_zarr(requests):
-                    return self._locate_each(locations)
-            except LeftToZarr as why:
-                raise_interrupt(why.__cause__)
-                # The read of a shard is counted by itself.
-                if traces.active and not is_in_shard(first.byte_getter):
-                    name = access.name_of_array(first.byte_getter, first.spec)
-                    traces.record_array(name, {str(why): len(requests)}, is_seen=False)
-        return None
-
-    def _locate_each(self, locations: ChunkLocations) -> "Output | GPUOutput":
-        """Find where each chunk is; return the output, which is checked before."""
-        access, out, spec = self.access, self.zarr_output, self.requests[0].spec
+    def _make_output(self) -> "Output | GPUOutput":
+        """Return the output; raise `LeftToZarr` if it can't be filled part by part."""
+        out, spec = self.zarr_output, self.requests[0].spec
         if type(out) is not spec.prototype.nd_buffer:
             raise LeftToZarr(f"the output is a {name_of_class(out)}")
         array: Any = out.as_ndarray_like()
         is_on_gpu = type(out) is gpu.NDBuffer
-        check_output(array, access.layout_of(spec).dtype, is_on_gpu=is_on_gpu)
-        self.chunks = chunk_reads(self.requests, access.layout_of, locations.locator)
-        self.max_gap = locations.max_gap
-        if locations.locator is None:
-            leave_to_zarr(self.chunks, locations.why_left)
+        check_output(array, self.access.layout_of(spec).dtype, is_on_gpu=is_on_gpu)
         on_host = Output.of_caller(array, self.drop_axes)
         if not is_on_gpu:
             return on_host
-        from numcodecs_bytes._gpu.output import gpu_output  # only if it is needed
+        from numcodecs_bytes._gpu.output import GPUOutput  # only if it is needed
 
-        return gpu_output(array, on_host, self.chunks, self.bugs.record, is_v2=access.is_v2)
+        return GPUOutput(array, on_host, self.bugs.record, self.access.is_v2)
 
-    async def _fetch(self, chunks: Sequence[ChunkRead], out: Output) -> None:
-        """Plan, fetch and scatter chunks into an output in host memory; zarr reads others."""
+    def _locate_chunks(self, locations: ChunkLocations) -> list[ChunkRead]:
+        """Return what is read of each chunk, and where it is."""
+        chunks = chunk_reads(self.requests, self.access.layout_of, locations.locator)
+        if locations.locator is None:
+            leave_to_zarr(chunks, locations.why_left)
+        return chunks
+
+    async def _let_zarr_read_all(self) -> Any:
+        """Let zarr read the batch as it is; return what its pipeline returns."""
+        results = await self.read_by_zarr(self.requests, self.zarr_output, self.drop_axes)
+        if self.chunks:  # a trace counts them
+            _record_read_by_zarr(self.chunks, results)
+        return results
+
+    async def _read_into(self, output: "Output | GPUOutput") -> None:
+        """Read chunks here, and let zarr read the rest."""
+        if isinstance(output, Output):
+            await self._read_chunks(self.chunks, output)
+        else:  # an output on a GPU is filled group by group
+            await output.read_chunks(self.chunks, self._read_chunks)
+        if rest := [chunk for chunk in self.chunks if chunk.outcome.is_left]:
+            await self._let_zarr_read(rest)
+
+    def _report_to_traces(self) -> None:
+        """Tell `numcodecs_bytes.trace` what became of the chunks."""
+        byte_getter, spec, *_ = self.requests[0]
+        if not is_in_shard(byte_getter):  # the read of a shard is counted by itself
+            counts = [chunk.counts() for chunk in self.chunks]
+            if self.why_not_seen:
+                counts.append({("not_seen", self.why_not_seen): len(self.requests)})
+            traces.record_array(self.access.name_of_array(byte_getter, spec), *counts)
+
+    async def _read_chunks(self, chunks: Sequence[ChunkRead], out: Output) -> None:
+        """Plan, fetch and scatter chunks to an output in host memory; zarr reads others."""
         files = [chunk for chunk in chunks if isinstance(chunk.extent, FileExtent)]
-        if len(files) == len(chunks):  # most often
+        if len(files) == len(chunks):  # the most frequent case
             await self._read_files(files, out)
             return
         requested = [chunk for chunk in chunks if isinstance(chunk.extent, ObjectExtent)]
-        fetch = partial(self._fetch_mixed, chunks, files, requested, out)
+        read = partial(self._read_mixed, chunks, files, requested, out)
         if not requested:
-            await fetch(num_in_flight=0)
+            await read(num_in_flight=0)
             return
         from numcodecs_bytes._read.object_plans import share_requests  # only if it is needed
 
-        await share_requests(len(requested), fetch)
+        await share_requests(len(requested), read)
 
-    async def _fetch_mixed(
+    async def _read_mixed(
         self,
         chunks: Sequence[ChunkRead],
         files: Sequence[ChunkRead],
@@ -155,7 +164,8 @@ class BatchRead:
         requests at once as zarr alone would make.
         """
         objects = self._plan_objects(requested, num_in_flight) if requested else ()
-        left = [chunk for chunk in chunks if chunk.extent is None]  # also what is not worth it
+        here = {*files, *[chunk for each in objects for chunk in each.chunks]}
+        left = [chunk for chunk in chunks if chunk not in here]
         limit, limit_of_zarr = concurrency(), None
         if left and objects and limit:
             limit_of_zarr = max(limit * len(left) // len(chunks), 1)
@@ -169,7 +179,7 @@ class BatchRead:
     def _plan_objects(
         self, requested: Sequence[ChunkRead], num_in_flight: int
     ) -> Sequence["ObjectRead"]:
-        """Plan what to request; chunks that are not worth it lose their extent: zarr reads them."""
+        """Plan what to request; zarr reads chunks that are not worth it."""
         from numcodecs_bytes._read.object_plans import object_plans  # only if it is needed
 
         with self.bugs.catch(requested):
@@ -190,7 +200,7 @@ class BatchRead:
             from numcodecs_bytes._read import remote  # only if it is needed
 
             metadata_path = partial(self.access.metadata_path, self.requests[0])
-            batch = remote.Batch(self._let_zarr_read, self.bugs.record, metadata_path)
+            batch = remote.Batch(self._let_zarr_read, self.bugs.catch, metadata_path)
             await remote.read(objects, out, limit, batch)
 
     async def _let_zarr_read(self, chunks: Sequence[ChunkRead], limit: int | None = None) -> None:
@@ -199,15 +209,19 @@ class BatchRead:
         async def read(*batch: ChunkRead) -> None:
             requests = [chunk.request for chunk in batch]
             results = await self.read_by_zarr(requests, self.zarr_output, self.drop_axes)
-            # zarr 3.1.6 returns nothing.
-            exist = [each["status"] == "present" for each in results or ()] or [True] * len(batch)
-            for chunk, exists in zip(batch, exist, strict=True):
-                chunk.record_read_by_zarr(exists=exists)
+            _record_read_by_zarr(batch, results)
 
         if limit is not None:
             await concurrent_map([(chunk,) for chunk in chunks], read, limit)
         elif chunks:
             await read(*chunks)
+
+
+def _record_read_by_zarr(chunks: Sequence[ChunkRead], results: Any) -> None:
+    """Record what zarr's pipeline returns for chunks that it has read; zarr 3.1.6 returns None."""
+    exist = [each["status"] == "present" for each in results or ()] or [True] * len(chunks)
+    for chunk, exists in zip(chunks, exist, strict=True):
+        chunk.record_read_by_zarr(exists=exists)
 
 
 async def _together(*functions: Callable[[], Awaitable[None]]) -> None:
@@ -225,4 +239,4 @@ async def _together(*functions: Callable[[], Awaitable[None]]) -> None:
             if error is not None:
                 raise error
     finally:
-        del results  # their frames refer to this one, and to the output
+        del results  # the frames of the errors refer to this one, and to the output

@@ -19,15 +19,15 @@ from numcodecs_bytes._zarr_api.private_names import decode_elements, numcodecs_c
 # Subclasses may do anything.
 _OF_NUMCODECS = {
     "numcodecs.astype.AsType",  # casts each element
-    "numcodecs.bitround.BitRound",  # rounds each float to some bits; decodes to the same
+    "numcodecs.bitround.BitRound",  # rounds each float to some bits; decoding changes nothing
     "numcodecs.fixedscaleoffset.FixedScaleOffset",  # one scale and one offset for all elements
     "numcodecs.quantize.Quantize",  # rounds each float to some digits; decoding casts it
 }
-_OF_ZARR = {  # zarr 3.2 and newer
+_OF_ZARR = {  # new in zarr 3.2
     "zarr.codecs.cast_value.CastValue",  # casts each element, or looks it up in a table
     "zarr.codecs.scale_offset.ScaleOffset",  # one scale and one offset for all elements
 }
-_WRAPPERS = {  # of those of numcodecs, in Zarr v3
+_WRAPPERS = {  # zarr's classes for codecs of numcodecs in Zarr v3
     "zarr.codecs.numcodecs._codecs.AsType": "numcodecs.astype.AsType",
     "zarr.codecs.numcodecs._codecs.BitRound": "numcodecs.bitround.BitRound",
     "zarr.codecs.numcodecs._codecs.FixedScaleOffset": (

@@ -47,7 +47,7 @@ async def explained(
     """Await what zarr does with chunks; name them in its error, or raise a better one."""
     try:
         return await zarr_call
-    except Exception as error:  # whichever it is: it is only explained
+    except Exception as error:  # of any class: it is explained, and raised again
         await _explain(error, requests, access, doing)
         raise
 
@@ -61,17 +61,17 @@ async def _explain(
         return
     is_asked = type(first) is StorePath and states_lengths(first.store)
     if isinstance(error, ValueError) and is_asked:
-        # A whole chunk that is written is not read before.
+        # What is stored of a chunk that is written whole is not read, and may have any length.
         read = [each for each in requests if doing == "reading" or not each.is_complete]
         if wrong := await _find_wrong_length(read[:_NUM_LENGTHS], layout_of):
-            raise LengthError(wrong) from error  # which may be of another chunk
+            raise LengthError(wrong) from error  # that may be of another chunk
     if len(requests) == 1:
         add_name(error, first, doing)
     else:
         name = access.name_of_array(first, spec)
         check = "`numcodecs-bytes check` finds damaged ones"
         add_note(error, f"while {doing} {len(requests)} chunks of {name}; {check}")
-    # A store may refuse to write, for example.
+    # Another error says nothing about the data: a store may refuse to write, for example.
     is_of_data = isinstance(error, ValueError) and (
         doing == "reading"
         or isinstance(error, LengthError)
@@ -101,9 +101,9 @@ async def _check_lengths(requests: Sequence[ChunkRequest], layout_of: LayoutOf) 
     for chunk in chunk_reads(requests, layout_of):
         if not isinstance(chunk.layout, Layout):  # a shard has no certain length
             continue
-        byte_getter, prototype = chunk.byte_getter, chunk.spec.prototype
+        byte_getter, prototype = chunk.request.byte_getter, chunk.request.spec.prototype
         num_bytes = await async_value_or_error(byte_getter.store.getsize(byte_getter.path))
-        if isinstance(num_bytes, Exception):  # it is missing, or can't be asked for
+        if isinstance(num_bytes, Exception):  # the chunk is missing, or its store fails
             continue
         if num_bytes:
             chunk.check_length(num_bytes)
@@ -113,7 +113,7 @@ async def _check_lengths(requests: Sequence[ChunkRequest], layout_of: LayoutOf) 
             end = await async_value_or_error(byte_getter.get(prototype, last))
             if end is not None and not isinstance(end, Exception) and len(end) == 1:
                 continue
-        # Some file systems say 0 of files that are not empty.
+        # Some file systems say that a file is empty although it is not.
         buffer = await byte_getter.get(prototype)
         if buffer is not None:
             chunk.check_length(len(buffer))

@@ -18,7 +18,7 @@ from numcodecs_bytes._zarr_api.pickling import PickledAsConfigured
 
 _MODULE = "numcodecs_bytes.zarr_pipeline"
 _DEFAULT = "zarr.core.codec_pipeline.BatchedCodecPipeline"
-_OF_ANOTHER_CONFIG = (AttributeError, LookupError, TypeError)  # errors if it is of another kind
+_OF_ANOTHER_CONFIG = (AttributeError, LookupError, TypeError)  # if zarr's config is another
 with contextlib.suppress(*_OF_ANOTHER_CONFIG):
     _DEFAULT = zarr.config.defaults[0]["codec_pipeline"]["path"]
 _default: Any = pkgutil.resolve_name(_DEFAULT)
@@ -59,7 +59,7 @@ class FusedBytesPipeline(_WritesUnlessRequired, _fused):  # type: ignore[misc]
 
 for pipeline in (BatchedBytesPipeline, FusedBytesPipeline):
     zarr.registry.register_pipeline(pipeline)
-# By default, as "require" may be set later. If that fails, zarr's config may still name them.
+# One is the default, as "require" may be set later. If that fails, zarr's config may name them.
 with contextlib.suppress(*_OF_ANOTHER_CONFIG):
     name = "FusedBytesPipeline" if "Fused" in _DEFAULT else "BatchedBytesPipeline"
     make_default("codec_pipeline", "path", f"{_MODULE}.{name}")

@@ -19,7 +19,7 @@ from numcodecs_bytes._zarr_api.versions import FusedCodecPipeline, check_class
 _MODULE = "numcodecs_bytes.zarr_pipeline"
 
 
-# AnnData, for example, uses a faster pipeline for its own reads if the path contains "Batched".
+# Its name contains "Batched": so AnnData, for example, uses a faster pipeline for its own reads.
 class BatchedBytesPipeline(PartialReadMixin, PartialWriteMixin, BatchedCodecPipeline):
     """zarr's default pipeline, but it reads only what a selection needs of uncompressed chunks."""
 

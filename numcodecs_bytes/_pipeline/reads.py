@@ -23,7 +23,9 @@ class PartialReadMixin(ArrayAccessMixin):
         """Read the selections of chunks into `out`, like zarr's pipeline."""
         length_check.set(LengthCheck())
         requests, access = chunk_requests_of(batch_info), self.access
-        by_zarr, bugs = self._read_by_zarr, BatchBugs(access)
+        if not requests:
+            return await self._read_by_zarr(requests, out, drop_axes)
+        by_zarr, bugs = self._read_by_zarr, BatchBugs(access, stops_reads=True)
         return await BatchRead(access, requests, out, drop_axes, by_zarr, bugs).read()
 
     async def _read_by_zarr(

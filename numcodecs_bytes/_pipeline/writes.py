@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zarr.core.buffer import NDBuffer, gpu
@@ -40,19 +40,21 @@ class PartialWriteMixin(ArrayAccessMixin):
         """
         length_check.set(LengthCheck())
         requests = chunk_requests_of(batch_info)
-        batch = BatchWrite(self.access, requests, value, drop_axes, self._write_by_zarr)
+        access, by_zarr = self.access, self._write_by_zarr
+        bugs = BatchBugs(access, stops_reads=False)
+        batch = BatchWrite(access, requests, value, drop_axes, by_zarr, bugs)
         try:
             mode = write_in_place()
             if self._was_required and not all(request.is_complete for request in requests):
                 self._check_required_is_set()
             await batch.write(mode)
-        except Exception as error:  # whichever it is: it is only given a note
-            batch.bugs.forget_or_mention(error)
+        except Exception as error:  # of any class: it gets a note, and is raised again
+            bugs.forget_or_mention(error)
             if requests and not is_in_shard(requests[0].byte_getter):  # the shard will be named
                 add_name(error, requests[0].byte_getter, "writing", len(requests))
             raise
         finally:
-            batch.bugs.log()
+            own_bugs.log_all(bugs.errors)
 
     async def _write_by_zarr(
         self, requests: Sequence[ChunkRequest], value: NDBuffer, drop_axes: tuple[int, ...]
@@ -67,11 +69,11 @@ class BatchWrite:
     """A batch that is written: what zarr passed, what is written to each chunk, and own bugs."""
 
     access: ArrayAccess
-    requests: Sequence[ChunkRequest]  # of one array: at most the shapes of their chunks differ
+    requests: Sequence[ChunkRequest]  # of one array, whose chunks may differ in shape
     value: NDBuffer
     drop_axes: tuple[int, ...]
     write_by_zarr: WriteByZarr
-    bugs: BatchBugs = field(default_factory=BatchBugs)
+    bugs: BatchBugs
     planned: "PlannedWrites | None" = None  # None: zarr writes all
 
     async def write(self, mode: WriteMode) -> None:
@@ -96,17 +98,23 @@ class BatchWrite:
         finally:
             if traces.active and self.planned is not None:
                 with own_bugs.catch(own_bugs.log):
-                    for chunk in self.planned.chunks:
-                        if mode or not chunk.request.is_complete:  # else there is nothing to say
-                            chunk.report_to_traces(has_v2_keys=self.access.has_v2_keys)
+                    first = self.requests[0]
+                    name = self.access.name_of_array(first.byte_getter, first.spec)
+                    # Of whole chunks, there is only something to say if the option is on.
+                    parts = [c for c in self.planned.chunks if mode or not c.request.is_complete]
+                    traces.record_array(name, *[chunk.counts() for chunk in parts])
 
     async def _write_here(self, mode: WriteMode) -> None:
-        """Plan how chunks are written, and write those that are not left to zarr."""
+        """Plan how chunks are written, and write those that are not left to zarr.
+
+        While a trace is open, there is always a plan, which says why parts are not written in
+        place. It changes nothing else: zarr writes them.
+        """
         if not self.requests:
             return
-        first, is_in_parts = self.requests[0], mode or traces.active
+        first, needs_plan = self.requests[0], mode or traces.active
         check_readable(self.access.codec, first.spec)
-        if is_in_shard(first.byte_getter) or not (is_in_parts or self._may_write_whole()):
+        if is_in_shard(first.byte_getter) or not (needs_plan or self._may_write_whole()):
             return
         from numcodecs_bytes._write.batch import Values, plan_writes  # only if it is needed
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._plan.out_selections import OutSelection, size_of
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.selection import Indices, Selector, cut_at_chunks
@@ -20,9 +21,9 @@ from numcodecs_bytes._plan.selection import Indices, Selector, cut_at_chunks
 class ChunkSelection(NamedTuple):
     """What is selected of a chunk."""
 
-    chunk_coords: tuple[int, ...]  # in the grid
+    chunk_coords: tuple[int, ...]
     chunk_selection: tuple[Any, ...]  # as zarr passes it to codecs
-    out_selection: OutSelection  # in the result
+    out_selection: OutSelection  # where the result has it
 
     def is_all_of_chunk(self, shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> bool:
         """Whether it selects as many elements as an array of a shape has of the chunk."""
@@ -42,7 +43,7 @@ class AxisCut(NamedTuple):
 class ArraySelection(NamedTuple):
     """What is selected of an array, cut at the edges of its chunks."""
 
-    shape: tuple[int, ...]  # of the result
+    shape: tuple[int, ...]  # the shape of the result
     num_chunks: int
     is_scalar: bool  # whether zarr returns a NumPy scalar, instead of an array without axes
     axes: list[list[AxisCut]]
@@ -81,7 +82,7 @@ def select(
     return ArraySelection(tuple(sizes), num_chunks, is_scalar, axes)
 
 
-def _selectors_of(selection: Any, num_axes: int) -> tuple[list[Any], bool]:
+def _selectors_of(selection: object, num_axes: int) -> tuple[list[Any], bool]:
     """Return what is selected along each axis, and whether by an Ellipsis."""
     selectors = list(selection) if type(selection) is tuple else [selection]
     kinds = list(map(type, selectors))
@@ -89,9 +90,9 @@ def _selectors_of(selection: Any, num_axes: int) -> tuple[list[Any], bool]:
     has_ellipsis = type(Ellipsis) in kinds
     if num_lists > 1 or kinds.count(type(Ellipsis)) > 1:
         raise _unknown()
-    if num_lists:  # beside which zarr takes no Ellipsis, nor NumPy's integers and slices together
+    if num_lists:  # beside a list, zarr takes no Ellipsis, nor NumPy's integers with slices
         has_slices = slice in kinds or len(selectors) < num_axes
-        # Versions of zarr refuse short and unsigned ones there.
+        # Beside a list, versions of zarr refuse short and unsigned integers.
         is_taken = [s.dtype == np.intp for s in selectors if isinstance(s, np.integer)]
         if has_ellipsis or (has_slices and is_taken) or not all(is_taken):
             raise _unknown()
@@ -105,7 +106,7 @@ def _selectors_of(selection: Any, num_axes: int) -> tuple[list[Any], bool]:
 
 
 def _index_or_indices(selector: Any, size: int, length: int) -> int | range | Indices:
-    """Return what is selected along an axis, cut in chunks of a length; an index drops it."""
+    """Return what is selected along an axis, in elements; an index drops the axis."""
     if type(selector) is int or _is_index(selector):
         index = int(selector) + (size if selector < 0 else 0)
         if not 0 <= index < size:
@@ -113,7 +114,7 @@ def _index_or_indices(selector: Any, size: int, length: int) -> int | range | In
         return index
     if type(selector) is slice:
         if not isinstance(selector.step, int | np.integer | None):
-            raise _unknown()  # which zarr compares with integers
+            raise _unknown()  # zarr compares any step with integers
         try:
             indices = range(*selector.indices(size))
         except (TypeError, ValueError) as error:
@@ -134,12 +135,12 @@ def _is_index(selector: object) -> bool:
     return isinstance(selector, np.integer) and not isinstance(selector, np.timedelta64)
 
 
-def _indices_of_array(array: Any, size: int, length: int) -> Indices:
+def _indices_of_array(array: Array, size: int, length: int) -> Indices:
     """Return the indices in an array, none of which is negative."""
     if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
         raise _unknown()
-    # Versions of zarr refuse unsigned indices, and compute with others in their own data type, in
-    # which short ones may overflow.
+    # Versions of zarr refuse unsigned indices. With others, they compute in the indices' own data
+    # type, where short ones may overflow.
     if array.dtype.kind == "u" or max(size, length) > np.iinfo(array.dtype).max:
         raise LeftToZarr("the indices are of a data type that zarr may refuse")
     indices: Indices = array.astype(np.intp)

@@ -36,5 +36,5 @@ CERTAIN_WAIT_SECONDS = 1e-3
 # How many positions of a file are probed.
 NUM_PROBES = 5
 
-# Of a longer range, Linux prefetches only the first part, which has this size by default.
+# How much Linux prefetches of a range, by default: a longer one only in part.
 PREFETCH_BYTES = 1 << 17

@@ -1,8 +1,10 @@
 """Which gaps are fetched with the runs around them: where that is faster than another request."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from numcodecs_bytes._plan import constants
+from numcodecs_bytes._plan.plan import RunPlan
 from numcodecs_bytes._plan.ranges import num_subranges
 
 # The gap that takes as long as another request, if a chunk has one request in flight: a latency of
@@ -72,8 +74,8 @@ class GapPolicy(NamedTuple):
     """
 
     max_gap: int  # the largest gap over which runs are fetched together, in bytes
-    max_range_bytes: int = ANY_LENGTH  # of a range over gaps
-    min_saved_bytes: int = 0  # else a chunk, or a shard, is left to zarr
+    max_range_bytes: int = ANY_LENGTH  # the longest range over gaps
+    min_saved_bytes: int = 0  # a chunk, or a shard, that saves no more is left to zarr
     num_requests: int = 1  # how many may be in flight
     is_set_by_user: bool = False  # whether the user has set the gap
 
@@ -103,7 +105,7 @@ class GapPolicy(NamedTuple):
         """Return the policy for a file that a read waits so long for."""
         num = NUM_PREFETCHED if prefetching_helps else 1
         max_gap = int(min(seconds * BYTES_PER_SECOND, MAX_SLOW_GAP_BYTES) / num)
-        # Rounded down to a power of two, so that few plans are cached.
+        # It is rounded down to a power of two, so that few plans are cached.
         return cls(max(1 << max_gap.bit_length() >> 1, constants.GAP_BYTES))
 
     def for_near_store(self, seconds: float, bytes_per_second: float | None) -> "GapPolicy":
@@ -129,6 +131,21 @@ class GapPolicy(NamedTuple):
     def splits(self, num_bytes: int) -> bool:
         """Whether a run of that length is requested in subranges, if they can be compared."""
         return not self.is_set_by_user and num_subranges(num_bytes, self.max_range_bytes) > 1
+
+    def may_pay(self, num_bytes: int) -> bool:
+        """Whether a request pays that saves so many bytes, at most those of the chunk."""
+        return num_bytes > self.min_saved_bytes
+
+    def cost_of(self, plans: Iterable[RunPlan]) -> int:
+        """Return what it costs to fetch plans, in bytes: a request costs as much as `max_gap`."""
+        gap = self.max_gap
+        return sum([min(p.span_bytes, p.num_runs * (p.run_bytes + gap)) for p in plans])
+
+    def pays(self, num_bytes: int, cost: int, *, tells_versions: bool) -> bool:
+        """Whether ranges of that cost save enough of an object, or all of it is split for speed."""
+        if self.may_pay(num_bytes - cost):
+            return True
+        return tells_versions and self.for_ranges(num_bytes).splits(num_bytes)
 
     @property
     def max_copied_gap(self) -> int:

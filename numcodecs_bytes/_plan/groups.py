@@ -8,7 +8,7 @@ from numcodecs_bytes._plan.outcome import HasOutcome
 
 
 class HasOutSelection(HasOutcome, Protocol):
-    """A chunk that is read or written, and what that is of the output, or of the values."""
+    """A chunk that is read or written, and its region in the output, or in the values."""
 
     out_selection: OutSelection
 
@@ -26,7 +26,7 @@ class Group(NamedTuple, Generic[Chunk]):
 def groups_of(chunks: Sequence[Chunk], max_elements: int) -> list[Group[Chunk]]:
     """Return chunks in groups, in boxes of at most `max_elements`, unless a single chunk has more.
 
-    zarr passes chunks in C order. So those that follow each other fill their box, unless some in
+    zarr passes chunks in C order. Those that follow each other fill their box, unless some in
     between are left out.
     """
     groups: list[Group[Chunk]] = []
@@ -56,14 +56,14 @@ def _box_around_both(box: Box, other: Box) -> Box:
 
 
 def out_selection_in_box(box: OutSelection, out_selection: OutSelection) -> OutSelection:
-    """Return what a chunk is of the box of its group, given what it is of the output."""
-    if not are_slices(box):  # it is that of the chunk
+    """Return the region of a chunk in the box of its group, given its region in the output."""
+    if not are_slices(box):  # the box is the chunk's own region
         return tuple(slice(0, size) for size in shape_of(out_selection))
     return _moved(out_selection, [-along.start for along in box])
 
 
 def out_selection_outside_box(box: OutSelection, out_selection: OutSelection) -> OutSelection:
-    """Return what a chunk is of the output, or of the values, given what it is of its box."""
+    """Return the region of a chunk in the output, or in the values, given its region in its box."""
     return _moved(out_selection, [along.start for along in box]) if are_slices(box) else box
 
 

@@ -21,7 +21,7 @@ class Geometry(NamedTuple):
 
     shape: tuple[int, ...]
     axis_order: tuple[int, ...]  # elements along the last one are adjacent
-    item_size: int  # of a stored element, in bytes
+    item_size: int  # the length of a stored element, in bytes
 
     @property
     def num_bytes(self) -> int:
@@ -46,7 +46,7 @@ class ElementCodecs:
     one at its own position.
     """
 
-    dtype: AnyDType  # of encoded elements, in any byte order
+    dtype: AnyDType  # what elements are encoded to, in any byte order
     decoders: tuple[Callable[[Array], Array], ...]  # the last one returns the array's data type
 
     def decode(self, encoded: Array) -> Array:
@@ -54,7 +54,7 @@ class ElementCodecs:
 
         Raises `LeftToZarr` if a codec raises an error: zarr raises it as well.
         """
-        # In the order of memory: to convert elements takes less time than to transpose them.
+        # They are converted in the order of memory, which is faster than to transpose them first.
         order = np.argsort([-abs(stride) for stride in encoded.strides], kind="stable")
         in_order = encoded.transpose(order)
         # cast_value_rs panics if elements are not aligned in memory.

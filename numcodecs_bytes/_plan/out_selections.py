@@ -9,7 +9,7 @@ import numpy as np
 
 from numcodecs_bytes._plan.selection import Selector, as_range
 
-OutSelection = tuple[Selector, ...]  # for each axis
+OutSelection = tuple[Selector, ...]  # one for each axis
 Box = tuple[slice, ...]
 
 # zarr turns slices into arrays of indices beside other arrays. For this many elements and
@@ -56,10 +56,12 @@ def out_selection_of(selector: Any) -> OutSelection:
 
 
 def out_selection_within(outer: OutSelection, inner: OutSelection) -> OutSelection:
-    """Return what `inner` selects of what `outer` selects of the output.
+    """Return what `inner` selects of what `outer` selects of the output: all of it if it is ().
 
     The slices of `outer` have steps of 1.
     """
+    if not inner:
+        return outer
     out_selection: list[Selector] = []
     for along_outer, along_inner in zip(outer, inner, strict=True):
         if not isinstance(along_outer, slice):

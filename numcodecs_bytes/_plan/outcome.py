@@ -27,6 +27,10 @@ class Compressed(LeftToZarr):
     """Chunks are compressed; no other codec is in the way."""
 
 
+class JustAsFast(LeftToZarr):
+    """zarr reads a chunk just as fast; it has no text because `trace` has its own for that."""
+
+
 class ZarrFails(LeftToZarr):
     """zarr can't write a chunk either: its shard is damaged, or it is read-only."""
 
@@ -44,14 +48,14 @@ class FetchCounts(NamedTuple):
 
     num_requests: int = 0
     num_bytes: int = 0
-    num_bytes_by_zarr: int | None = None  # by zarr alone, if that is not all of the chunk
+    num_bytes_by_zarr: int | None = None  # what zarr alone fetches, unless all of the chunk
 
 
 class Outcome(NamedTuple):
     """What became of a chunk."""
 
     status: Literal["present", "missing", "written whole", "written in place", "left to zarr"]
-    why: str = ""  # it is left to zarr; remains when zarr has read it
+    why: str = ""  # why it is, or was, left to zarr
     kind: type[Exception] = LeftToZarr  # the class of that reason
     is_by_zarr: bool = False  # whether zarr has read it
     fetched: FetchCounts = FetchCounts()
@@ -84,13 +88,14 @@ def leave_to_zarr(chunks: Iterable[HasOutcome], why: Exception) -> None:
     if it is, or comes from, an interrupt of the thread. What the system says names the file of one
     chunk, which is left out.
     """
+    text = str(why)
     if isinstance(why, LeftToZarr):
         raise_interrupt(why.__cause__)
     else:
         raise_if_of_caller(why)
-    text = str(why)
+        text = text or type(why).__name__
     if isinstance(why, OSError) and why.strerror:
         text = str(OSError(why.errno, why.strerror))
-    outcome = Outcome("left to zarr", sys.intern(text or type(why).__name__), type(why))
+    outcome = Outcome("left to zarr", sys.intern(text), type(why))
     for chunk in chunks:
         chunk.outcome = outcome

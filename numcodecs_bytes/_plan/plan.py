@@ -48,19 +48,19 @@ class RunPlan:
     """
 
     axes: tuple[Axis, ...]  # in the order in which they are stored
-    stored_axes: tuple[int, ...]  # those of the selection, in that order
-    max_gap: int  # that was planned with, in bytes
+    stored_axes: tuple[int, ...]  # the axes of the selection, in stored order
+    max_gap: int  # the limit of gaps that is planned with, in bytes
     # The window over the runs, end to end, with the axes of the selection; strides in bytes.
     window_shape: tuple[int, ...]
     window_strides: tuple[int, ...]
     num_runs: int = 0
-    run_bytes: int = 0  # of each run, in bytes
-    num_bytes: int = 0  # of all runs
+    run_bytes: int = 0  # the length of each run
+    num_bytes: int = 0  # the length of all runs
     needs_take: bool = False  # whether `take_index` has to be applied to the window
     is_dense: bool = True  # whether the runs, end to end, are what is selected, in stored order
     num_run_axes: int = 0  # how many axes, the first ones, have a run for each index
     first_run_offset: int = 0  # the offset in the chunk of the hull along the other axes, in bytes
-    bounds: Bounds = ()  # of the indices along each axis
+    bounds: Bounds = ()
     # Made when they are first needed; two threads may both make the same.
     _offsets: Indices | None = None
     _take_index: OutSelection | None = None
@@ -98,6 +98,11 @@ class RunPlan:
         if self._offsets is None:
             self._offsets = self._make_offsets(numbers)
         return self._offsets[runs] + hull_start
+
+    def first_start(self, chunk_start: int) -> int:
+        """Return where the first run starts in the object, given where the chunk does."""
+        along = [int(axis.indices[0]) * axis.stride for axis in self.axes[: self.num_run_axes]]
+        return chunk_start + self.first_run_offset + sum(along)
 
     def _make_offsets(self, runs: range) -> Indices:
         """Return how far runs are, in bytes, from one at index 0 along all axes that have runs."""
@@ -190,13 +195,9 @@ def plan_axes(axes: tuple[Axis, ...], item_size: int, max_gap: int | None = None
     if 0 in [len(axis.indices) for axis in axes]:
         shape = selection_shape(axes)
         return RunPlan(axes, _stored_axes(axes), max_gap, shape, window_strides=(0,) * len(shape))
-    bounds = _bounds_of(axes)
+    bounds = tuple([axis.bounds for axis in axes])
     num_run_axes = _num_run_axes(axes, bounds, item_size, max_gap)
     return _plan_hulls(axes, bounds, item_size, max_gap, num_run_axes)
-
-
-def _bounds_of(axes: tuple[Axis, ...]) -> Bounds:
-    return tuple([axis.bounds for axis in axes])
 
 
 def _num_run_axes(axes: tuple[Axis, ...], bounds: Bounds, item_size: int, max_gap: int) -> int:
@@ -222,7 +223,7 @@ def _plan_hulls(
     """
     sizes, strides = [len(axis.indices) for axis in axes], [0] * len(axes)
     first_run_offset, run_bytes, needs_take = 0, item_size, False
-    for position in range(num_run_axes, len(axes)):  # a window over the hull
+    for position in range(num_run_axes, len(axes)):
         axis, (low, high) = axes[position], bounds[position]
         first_run_offset += low * axis.stride
         run_bytes += (high - low) * axis.stride
@@ -271,7 +272,7 @@ def _in_order_of_selection(axes: tuple[Axis, ...], numbers: list[int]) -> tuple[
 
 
 def split(plan: RunPlan, item_size: int) -> Iterator[tuple[OutSelection, RunPlan]]:
-    """Yield a plan in blocks, in stored order, and what each is of the selection.
+    """Yield a plan in blocks, in stored order, and where each is in the selection: () is all of it.
 
     Each reads at most `constants.BLOCK_BYTES`, or what `_max_block_bytes` says, unless it is a
     single element. An axis with an array of many close indices is cut at multiples of a number of
@@ -282,14 +283,15 @@ def split(plan: RunPlan, item_size: int) -> Iterator[tuple[OutSelection, RunPlan
     if plan.memory_bytes > max_bytes:
         max_bytes = _max_block_bytes(plan, item_size)
     if plan.memory_bytes <= max_bytes:
-        yield (slice(None),) * len(plan.window_shape), plan
+        yield (), plan
         return
     cuts, max_gap = _cut_first_axes(plan, max_bytes), plan.max_gap
-    are_parts_of_runs = len(cuts) > plan.num_run_axes  # in which indices may be far apart
+    are_parts_of_runs = len(cuts) > plan.num_run_axes  # in them, indices may be far apart
     for out_selection, axes in _select(plan, cuts):
         block = plan_axes(axes, item_size, max_gap) if are_parts_of_runs else None
         if block is None or block.memory_bytes > max_bytes:  # short runs take more than their hull
-            block = _plan_hulls(axes, _bounds_of(axes), item_size, max_gap, plan.num_run_axes)
+            bounds = tuple([axis.bounds for axis in axes])
+            block = _plan_hulls(axes, bounds, item_size, max_gap, plan.num_run_axes)
         yield out_selection, block
 
 
@@ -321,11 +323,11 @@ def _cut_first_axes(plan: RunPlan, max_bytes: int) -> list[list[Selector]]:
     for position, axis in enumerate(plan.axes):
         size = len(axis.indices)
         if position < plan.num_run_axes:
-            num_runs //= size  # for each index
+            num_runs //= size  # now for one index
             num = max_runs // num_runs
         else:
             low, high = plan.bounds[position]
-            hull_bytes -= (high - low) * axis.stride  # for each index
+            hull_bytes -= (high - low) * axis.stride  # now for one index
             step = axis.indices.step if type(axis.indices) is range else 1
             num = 1 + (max_bytes - hull_bytes) // (axis.stride * step)
             if num > 0 and type(axis.indices) is not range:
@@ -340,7 +342,7 @@ def _cut_first_axes(plan: RunPlan, max_bytes: int) -> list[list[Selector]]:
 def _select(
     plan: RunPlan, cuts: list[list[Selector]]
 ) -> Iterator[tuple[OutSelection, tuple[Axis, ...]]]:
-    """Yield what each block is of the selection, and its indices along each axis."""
+    """Yield where each block is in the selection, and its indices along each axis."""
     for selectors in itertools.product(*cuts):
         axes = list(plan.axes)
         out_selection: list[Selector] = [slice(None)] * len(plan.window_shape)

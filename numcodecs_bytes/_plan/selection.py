@@ -13,7 +13,7 @@ from numcodecs_bytes._plan.outcome import LeftToZarr
 SLICES_HAVE_HASHES = sys.version_info >= (3, 12)
 
 Indices = np.ndarray[Any, np.dtype[np.intp]]
-Selector = slice | Indices  # along an axis
+Selector = slice | Indices  # what is selected along an axis
 
 
 class Axis(NamedTuple):
@@ -21,7 +21,7 @@ class Axis(NamedTuple):
 
     indices: range | Indices  # a range with a positive step, or a 1-D array in any order
     stride: int  # the distance from one index to the next, in bytes of the chunk
-    selection_axis: int | None  # which axis of the selected elements it is; None if it is dropped
+    selection_axis: int | None  # its number in what is selected; None if it is dropped
 
     def select(self, selector: Selector) -> "Axis":
         """Return what a slice, or an array, selects of the indices."""
@@ -149,7 +149,7 @@ def _indices(selector: object, size: int) -> range | Indices:
             return as_range(np.flatnonzero(selector))
     elif isinstance(selector, np.ndarray) and selector.dtype.kind in "iu":
         along = selector.reshape(-1).astype(np.intp, copy=False)
-        # As unsigned integers, negative ones exceed any size.
+        # Negative indices, taken for unsigned ones, exceed any size.
         if not along.size or along.view(np.uintp).max() < size:
             return as_range(along)
     raise _unknown(selector)
@@ -163,8 +163,8 @@ class InChunk(NamedTuple):
     """What is selected of the chunks at a position along an axis of their grid."""
 
     position: int
-    indices: range | Indices  # in the chunk
-    out_selection: Selector  # what they are of the selection
+    indices: range | Indices  # where the chunk has them
+    out_selection: Selector  # where the selection has them
 
 
 def cut_at_chunks(indices: range | Indices, size: int) -> Iterator[InChunk]:

@@ -38,7 +38,7 @@ from numcodecs_bytes._plan.selection import (
 CACHED_SHARD_PLANS = 1 << 4
 CACHED_INNER_CHUNKS = 1 << 8
 
-REMEDY = "restore the shard, or remove it and write it again"  # of one that is damaged
+REMEDY = "restore the shard, or remove it and write it again"  # what to do if it is damaged
 
 MISSING = np.iinfo(np.uint64).max  # offset and length of a missing inner chunk in the index
 
@@ -47,17 +47,17 @@ class InnerChunks(NamedTuple):
     """Where the selected inner chunks of a shard are."""
 
     present: list[PlacedRuns]
-    missing: list[OutSelection]  # what they are of the selection
-    starts: Indices  # of the inner chunks that are present; of points, one for each
+    missing: list[OutSelection]  # the regions of missing ones in the selection
+    starts: Indices  # where those that are present start; one for each point
 
 
 class ShardPlan(NamedTuple):
     """What indices along each axis of a shard take from its inner chunks: a plan for each."""
 
     inner: Geometry
-    shape: tuple[int, ...]  # of the selection
-    coordinates: tuple[Indices, ...]  # of the inner chunks, along each axis of their grid
-    plans: list[RunPlan]  # for each inner chunk
+    shape: tuple[int, ...]  # the shape of the selection
+    coordinates: tuple[Indices, ...]  # where inner chunks are along each axis of their grid
+    plans: list[RunPlan]  # one for each inner chunk
     out_selections_along: list[list[Selector]]  # along each axis: at each position in the grid
 
     def inner_chunks(self, index: UInt64Array, shard_start: int, num_bytes: int) -> InnerChunks:
@@ -75,10 +75,10 @@ class ShardPointsPlan(NamedTuple):
     """Which points a selection takes from a shard: a plan can be made when its index is known."""
 
     inner: Geometry
-    shape: tuple[int, ...]  # of the selection
-    coordinates: tuple[Indices, ...]  # of the inner chunk of each point, in their grid
-    offsets: Indices  # of each point in its inner chunk, in bytes
-    max_gap: int  # to plan with, in bytes
+    shape: tuple[int, ...]  # the shape of the selection
+    coordinates: tuple[Indices, ...]  # where the inner chunk of each point is in the grid
+    offsets: Indices  # where each point is in its inner chunk, in bytes
+    max_gap: int  # the limit of gaps that is planned with, in bytes
 
     def inner_chunks(self, index: UInt64Array, shard_start: int, num_bytes: int) -> InnerChunks:
         """Return where the points are; see `_find_inner_chunks`."""
@@ -121,10 +121,10 @@ class ShardLayout:
         self.index_bytes = index_bytes
         self.item_size, self.dtype = inner.item_size, inner.dtype
         self.shape = tuple(map(operator.mul, grid_shape, inner.shape))
-        # As if the shard were one chunk in C order: selections are cut at the inner chunks later.
+        # That of one chunk in C order: selections are cut at the inner chunks later.
         axis_order = tuple(range(len(self.shape)))
         self.geometry = Geometry(self.shape, axis_order, inner.item_size)
-        self.num_bytes = self.geometry.num_bytes  # of all inner chunks
+        self.num_bytes = self.geometry.num_bytes  # the length of all inner chunks
         self.num_chunks = math.prod(grid_shape)
         location = codec.index_location  # an Enum on zarr 3.1.6
         self.is_index_first = getattr(location, "value", location) == "start"
@@ -147,6 +147,17 @@ class ShardLayout:
         if num_bytes < self.index_bytes:
             raise ZarrFails(f"the shard is too short for its index: {REMEDY}")
         return 0 if self.is_index_first else num_bytes - self.index_bytes
+
+    def index_range(self, start: int, num_bytes: int | None) -> tuple[int, int | None]:
+        """Return the range of the index in an object, in which the shard begins at `start`.
+
+        If the length of the shard is not known yet, which is then the whole object, an index at its
+        end is a suffix: minus its length, and None.
+        """
+        if num_bytes is None:
+            return (0, self.index_bytes) if self.is_index_first else (-self.index_bytes, None)
+        start += self.index_start(num_bytes)
+        return start, start + self.index_bytes
 
     def plan_of(
         self, selection: object, drop_axes: tuple[int, ...] = (), max_gap: int | None = None
@@ -173,7 +184,7 @@ class ShardLayout:
         return planned
 
 
-# By selection, and what else plans depend on. Threads may share it: a dict needs no lock.
+# The keys are all that plans depend on. Threads may share it: a dict needs no lock.
 _cached_plans: dict[tuple[object, ...], ShardPlan] = {}
 
 
@@ -232,4 +243,5 @@ def _plan_points(selection: Any, inner: Geometry, max_gap: int) -> ShardPointsPl
 
 
 AnyLayout = Layout | ShardLayout
-LayoutOf = Callable[[Any], AnyLayout]  # of zarr's specification of a chunk; may raise `LeftToZarr`
+# Returns the layout of a chunk, given zarr's `ArraySpec`; may raise `LeftToZarr`.
+LayoutOf = Callable[[Any], AnyLayout]

@@ -3,10 +3,7 @@
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, cast
-
-from zarr.core.array_spec import ArraySpec
 
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.out_selections import OutSelection, out_selection_of, size_of
@@ -34,15 +31,11 @@ from numcodecs_bytes._zarr_api.versions import fill_value_or_default
 class ChunkRead:
     """What is read of a chunk, where that belongs, and what became of it."""
 
-    byte_getter: Any  # what zarr asks for the chunk, or a `ChunkName`
-    spec: ArraySpec
-    chunk_selection: Any
-    out_selection: OutSelection  # in the output
+    request: ChunkRequest  # zarr's, which it gets back if the chunk is left to it
+    chunk_selection: Any  # that of the request, or moved to the start of the chunk
+    out_selection: OutSelection  # in the output; or, on a GPU, in the box of the chunk's group
     layout: AnyLayout
-    extent: Extent | None = None  # None: zarr reads it
-    # Whether a checksum is checked, if the chunk has one: all of the chunk is selected.
-    checks_crc: bool = False
-    request: Any = None  # zarr's `ChunkRequest`, which it gets back if the chunk is left to it
+    extent: Extent | None = None  # None: nobody knows it, and zarr reads the chunk
     outcome: Outcome = PENDING
     selection_offset: int = 0  # of the origin of `chunk_selection` in the chunk, in bytes
 
@@ -55,6 +48,11 @@ class ChunkRead:
     def object_extent(self) -> ObjectExtent:
         """Where a chunk is that is requested."""
         return cast("ObjectExtent", self.extent)
+
+    @property
+    def checks_crc(self) -> bool:
+        """Whether a checksum is checked, if the chunk has one: all of the chunk is selected."""
+        return self.request.is_complete
 
     def share_plan(self) -> None:
         """Move the selection to the start of the chunk: then samples at random share a plan."""
@@ -71,7 +69,7 @@ class ChunkRead:
 
     def fill(self, out: Output, out_selections: Iterable[OutSelection]) -> None:
         """Fill parts of the output with the fill value."""
-        fill_value = fill_value_or_default(self.spec)
+        fill_value = fill_value_or_default(self.request.spec)
         with out.lock:
             out.raise_if_cancelled()
             for out_selection in out_selections:
@@ -79,42 +77,51 @@ class ChunkRead:
 
     def record_read_by_zarr(self, *, exists: bool) -> None:
         """Record that zarr has read a chunk that was left to it."""
-        exists = exists and not issubclass(self.outcome.kind, NoReference)  # for zarr 3.1.6
+        # zarr 3.1.6 does not tell whether a chunk exists.
+        exists = exists and not issubclass(self.outcome.kind, NoReference)
         status: Literal["present", "missing"] = "present" if exists else "missing"
-        num_requests, num_bytes, _ = self.outcome.fetched  # in vain
+        num_requests, num_bytes, _ = self.outcome.fetched  # what was fetched here was in vain
         fetched = FetchCounts(
             num_requests + 1, num_bytes + (self.layout.num_bytes if exists else 0)
         )
         if issubclass(self.outcome.kind, AlreadyInMemory | NoReference):
-            fetched = FetchCounts(num_bytes_by_zarr=0)  # nor does zarr alone fetch anything
+            fetched = FetchCounts(num_bytes_by_zarr=0)  # zarr fetched nothing either
         self.outcome = self.outcome._replace(status=status, is_by_zarr=True, fetched=fetched)
 
     def check_length(self, num_bytes: int) -> None:
         """Raise ValueError unless a chunk has the length that its layout gives."""
         layout = self.layout
         if isinstance(layout, Layout) and num_bytes != layout.num_bytes:
-            layout.check_length(num_bytes, name_of_chunk(self.byte_getter))
+            layout.check_length(num_bytes, name_of_chunk(self.request.byte_getter))
 
-    def report_to_traces(self, *, has_v2_keys: bool) -> None:
-        """Tell `numcodecs_bytes.trace` what became of the chunk."""
-        outcome, num_axes = self.outcome, len(self.spec.shape)
-        note = partial(traces.record, self.byte_getter, num_axes, has_v2_keys=has_v2_keys)
+    def counts(self) -> traces.Counts:
+        """Return what `numcodecs_bytes.trace` counts of the chunk."""
+        outcome = self.outcome
         if outcome.is_left:  # zarr failed to read it
-            if outcome.why:
-                note({outcome.why: 1}, is_seen=False)
-            return
+            return {("not_seen", outcome.why): 1} if outcome.why else {}
         is_missing = outcome.status == "missing"
         if outcome.is_by_zarr and not is_missing and isinstance(self.layout, ShardLayout):
             # How much zarr fetches of a shard is not known.
-            note({outcome.why or "most of a shard is selected": 1}, is_seen=False)
-            return
-        num_selected = None
-        if outcome.status == "present":
-            num_selected = size_of(self.out_selection) * self.layout.item_size
-        num_bytes = self.layout.num_bytes
+            return {("not_seen", outcome.why or "most of a shard is selected"): 1}
         num_requests, num_fetched, by_zarr = outcome.fetched
-        fetched = num_requests, num_fetched
-        note(traces.counts_of_read(num_bytes, num_selected, by_zarr, fetched, outcome.why))
+        counts: traces.Counts = {
+            "chunks": 1,
+            "requests": num_requests,
+            "bytes_fetched": num_fetched,
+        }
+        if is_missing:
+            return counts | {"chunks_missing": 1}
+        num_bytes = self.layout.num_bytes
+        num_selected = size_of(self.out_selection) * self.layout.item_size
+        by_zarr = num_bytes if by_zarr is None else by_zarr
+        counts |= {"bytes_zarr_alone": by_zarr, "bytes_selected": num_selected}
+        # A chunk counts as read whole if less than nine tenths of it was selected, and all of it
+        # was fetched; or nothing, since it was in memory.
+        is_whole = num_fetched >= 0.9 * num_bytes or not by_zarr
+        if num_selected < 0.9 * num_bytes and is_whole:
+            default = "a single read is faster: the chunk is small, or the gaps are short"
+            counts |= {"chunks_whole": 1, ("why_whole", outcome.why or default): 1}
+        return counts
 
 
 def chunk_reads(
@@ -123,12 +130,10 @@ def chunk_reads(
     """Return what is read of the chunks that zarr requests, and where each is, by the locator."""
     chunks = []
     for request in requests:
-        byte_getter, spec, chunk_selection, out_selection, is_complete = request
-        out_selection = out_selection_of(out_selection)
-        chunk = ChunkRead(byte_getter, spec, chunk_selection, out_selection, layout_of(spec))
-        chunk.checks_crc, chunk.request = is_complete, request
+        out_selection, layout = out_selection_of(request.out_selection), layout_of(request.spec)
+        chunk = ChunkRead(request, request.chunk_selection, out_selection, layout)
         try:
-            chunk.extent = locator(byte_getter.path) if locator else None
+            chunk.extent = locator(request.byte_getter.path) if locator else None
         except LeftToZarr as why:
             leave_to_zarr([chunk], why)
         chunks.append(chunk)

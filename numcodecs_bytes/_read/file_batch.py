@@ -1,20 +1,21 @@
 """What the threads of a batch share while they read local files: their speed, and each other."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from numcodecs_bytes._core.dtypes import UInt64Array
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr
 from numcodecs_bytes._plan.shards import ShardLayout
+from numcodecs_bytes._read.chunk_read import ChunkRead
 from numcodecs_bytes._read.file_speed import FileSpeed, WaitTotal, helps_prefetching, seconds_waited
 from numcodecs_bytes._runtime.workers import CallerWorkers, PoolWorkers
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.files import OpenExtent
 from numcodecs_bytes._sources.shard_index import read_whole_index
 
+InFile = tuple[Hashable, Sequence[ChunkRead]]  # chunks in the same file, and what identifies it
 _ReadIndex = Callable[[ShardLayout, OpenExtent], tuple[UInt64Array, FetchCounts]]
 
 
@@ -26,13 +27,13 @@ class FileBatch:
     """
 
     speed: FileSpeed
-    read_index: _ReadIndex = read_whole_index  # of a shard; or from a cache
-    leaves_slow_files: bool = False  # to zarr
+    leaves_slow_files: bool = False  # whether zarr reads slow files: in the caller's thread
+    read_index: _ReadIndex = read_whole_index  # returns the index of a shard; may cache it
     waits: WaitTotal = field(default_factory=WaitTotal)
     # The threads, while they run, if several may.
-    workers: PoolWorkers[Any] | CallerWorkers[Any] | None = None
-    has_begun: bool = False  # to open the first file
-    has_waited: bool = False  # until it was open
+    workers: PoolWorkers[InFile] | CallerWorkers[ChunkRead] | None = None
+    has_begun: bool = False  # whether a file has been opened, or is being opened
+    has_waited: bool = False  # whether one has been opened
 
     def record_wait(self, seconds: float) -> None:
         """Count how long it took to open a file, or to read an index; add threads if it helps."""
@@ -53,7 +54,7 @@ class FileBatch:
             self._add_threads(io_bound=True)
 
     def _add_threads(self, *, io_bound: bool) -> None:
-        workers = self.workers  # which the event loop forgets after a cancelled read
+        workers = self.workers  # read once: the event loop forgets it after a cancelled read
         if workers is not None:
             workers.add_threads(io_bound=io_bound)
 
@@ -65,8 +66,8 @@ class FileBatch:
         Raises `LeftToZarr` if files are slow and slow files are left to zarr, unless the offsets
         were prefetched and that helped.
         """
-        if self.leaves_slow_files and not are_prefetched:  # how they are read does not matter
-            offsets = offsets[:2]
+        if self.leaves_slow_files and not are_prefetched:
+            offsets = offsets[:2]  # enough to leave the file
         workers = self.workers
         has_helpers = workers is not None and workers.num_helpers > 0
         limit = self.speed.cached_read_limit(has_helpers=has_helpers)
@@ -82,7 +83,7 @@ class FileBatch:
             if self.leaves_slow_files and not (are_prefetched and helps):
                 raise LeftToZarr("the file is slow")
             self.speed.record_slow(seconds, prefetching_helps=helps)
-        elif min(probes) > limit:  # of a small file: the next one is probed, and decides
+        elif min(probes) > limit:  # the file is small: the next one decides
             self.speed.record_one_slow(probes[0])
             self.waits.add(probes[0])
         else:

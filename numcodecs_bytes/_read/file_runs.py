@@ -6,7 +6,7 @@ a buffer that stays in the CPU cache.
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +21,7 @@ from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.files import Checksum
 
 _thread_buffers = threading.local()
+_Fetch = Callable[[Sequence[int], memoryview], None]  # runs that start there, into a view
 
 
 @dataclass(slots=True)
@@ -28,35 +29,33 @@ class RunFetcher:
     """Fetches and scatters runs of a chunk, or of the inner chunks of a shard, and counts them."""
 
     descriptor: int
-    layout: Layout  # of the chunk, or of each inner chunk
+    layout: Layout  # how the chunk, or each inner chunk, is stored
     out: Output
-    checksum: Checksum | None  # of all of the chunk, or the shard, that is computed meanwhile
+    checksum: Checksum | None  # computed meanwhile, of the whole chunk or shard
     num_reads: int = 0
     num_bytes: int = 0
-    can_fill: bool = True  # whether the system can fill the output without waiting
+    may_be_direct: bool = True  # False once the system can't fill the output without waiting
 
-    def read(self, plan: RunPlan, chunk_start: int, out_selection: OutSelection) -> None:
+    def fetch_and_scatter(
+        self, plan: RunPlan, chunk_start: int, out_selection: OutSelection
+    ) -> None:
         """Fetch the runs of a plan, of a chunk that starts at `chunk_start`, and scatter them.
 
         Raises `LeftToZarr` if the file ends before the runs do.
         """
-        if not plan.num_runs or self._fill_directly(plan, chunk_start, out_selection):
+        if not plan.num_runs or self._fetch_directly(plan, chunk_start, out_selection):
             return
-        for of_selection, block in split(plan, self.layout.item_size):
-            if block is plan:
-                self.read_buffered(plan, chunk_start, out_selection)
-                return
-            of_block = out_selection_within(out_selection, of_selection)
-            if not self._fill_directly(block, chunk_start, of_block):  # it may be contiguous there
-                self.read_buffered(block, chunk_start, of_block)
+        for within, block in split(plan, self.layout.item_size):
+            of_block = out_selection_within(out_selection, within)
+            # A block may be contiguous in the output although the plan, which was tried, is not.
+            if not within or not self._fetch_directly(block, chunk_start, of_block):
+                self.fetch_buffered(block, chunk_start, of_block)
 
-    def read_buffered(self, plan: RunPlan, chunk_start: int, out_selection: OutSelection) -> None:
+    def fetch_buffered(self, plan: RunPlan, chunk_start: int, out_selection: OutSelection) -> None:
         """Fetch runs, all at once, and scatter what is selected of them."""
-        starts, page_offset = plan.starts(chunk_start).tolist(), 0
-        if slow_copies.slow_distances and plan.run_bytes >= slow_copies.MIN_SLOW_BYTES:
-            page_offset = self._page_offset_of_buffer(starts[0], out_selection)
-        buffer_of = partial(thread_buffer, page_offset=page_offset)
-        raw = files.read_runs(self.descriptor, starts, plan.run_bytes, buffer_of)
+        starts = plan.starts(chunk_start).tolist()
+        buffer_of = partial(self._buffer_for, starts[0], out_selection)
+        raw = files.fetch_runs(self.descriptor, starts, plan.run_bytes, buffer_of)
         if self.checksum is not None and len(starts) == 1:
             self.checksum.add(starts[0], raw)
         with self.out.lock:
@@ -66,80 +65,84 @@ class RunFetcher:
         self.num_reads += plan.num_runs
         self.num_bytes += plan.num_bytes
 
-    def _page_offset_of_buffer(self, first_start: int, out_selection: OutSelection) -> int:
-        """Return where in a page a buffer begins to which, and from which, a copy is fast."""
-        out_address = first_start  # where NumPy swaps bytes, no copy from the buffer is slow
-        if self.layout.is_stored_as_in_memory and are_slices(out_selection):
+    def _buffer_for(
+        self, first_start: int, out_selection: OutSelection, num_bytes: int
+    ) -> memoryview:
+        """Return a buffer, so placed that copies to it and from it are fast."""
+        out_address = first_start  # NumPy swaps bytes as fast from anywhere in a page
+        is_copied = self.layout.is_stored_as_in_memory and are_slices(out_selection)
+        if slow_copies.slow_distances and is_copied:
             out_address = self.out.array[(*out_selection, ...)].ctypes.data
-        return slow_copies.begin_between(first_start, out_address)
+        return thread_buffer(num_bytes, slow_copies.begin_between(first_start, out_address))
 
-    def _fill_directly(self, plan: RunPlan, chunk_start: int, out_selection: OutSelection) -> bool:
+    def _fetch_directly(self, plan: RunPlan, chunk_start: int, out_selection: OutSelection) -> bool:
         """Fetch runs straight into the output; return False if that is impossible, or slow.
 
         `slow_copies` says where it is slow. All runs are as far from where they belong, modulo a
         page, as the first one, or at all distances.
         """
-        if not self.can_fill:
+        if not self.may_be_direct:
             return False
         out_view = direct_view(self.out.array, out_selection, plan, self.layout)
         if out_view is None:
             return False
-        if slow_copies.slow_distances and plan.run_bytes >= slow_copies.MIN_SLOW_BYTES:
-            first_start = next(iter(plan.blocks(chunk_start)))[0]
-            if slow_copies.is_slow(first_start, out_view.data, plan.run_bytes):
-                return False
-        return self.fill(plan, chunk_start, out_view.data)
+        fetch: _Fetch
+        if plan.run_bytes < files.MIN_READINTO_BYTES:
+            fetch = self._fetch_by_copies
+        elif slow_copies.is_slow(plan.first_start(chunk_start), out_view.data, plan.run_bytes):
+            return False
+        elif self.out.may_be_cancelled:
+            fetch = self._fetch_nowait
+        else:
+            fetch = partial(files.fetch_runs_into, self.descriptor)
+        try:
+            self.fetch_into(out_view.data, plan, chunk_start, fetch)
+        except files.NowaitError:
+            self.may_be_direct = False
+        return self.may_be_direct
 
-    def fill(self, plan: RunPlan, chunk_start: int, out_view: memoryview) -> bool:
-        """Fetch runs, end to end, into the output; return False if the system can't do it."""
-        run_bytes, first = plan.run_bytes, 0
+    def fetch_into(
+        self, out_view: memoryview, plan: RunPlan, chunk_start: int, fetch: _Fetch
+    ) -> None:
+        """Fetch runs, end to end, into the output, in one way for all blocks of them."""
+        first = 0
         for starts in plan.blocks(chunk_start):
-            end = first + len(starts) * run_bytes
-            view = out_view[first:end]
-            if run_bytes < files.MIN_READINTO_BYTES:
-                self._fill_by_copies(starts, run_bytes, view)
-            elif not self.out.may_be_cancelled:
-                files.read_runs_into(self.descriptor, starts, view)
-            elif not self._fill_nowait(starts, run_bytes, view):
-                self.can_fill = False  # which the first run shows
-                return False
+            view = out_view[first : first + len(starts) * plan.run_bytes]
+            fetch(starts, view)
             if self.checksum is not None and len(starts) == 1:
                 self.checksum.add(starts[0], view)
-            first = end
+            first += len(view)
         self.num_reads += plan.num_runs
         self.num_bytes += plan.num_bytes
-        return True
 
-    def _fill_by_copies(self, starts: Sequence[int], run_bytes: int, view: memoryview) -> None:
+    def _fetch_by_copies(self, starts: Sequence[int], view: memoryview) -> None:
         """Fetch short runs, and copy them together."""
-        raw = files.read_runs(self.descriptor, starts, run_bytes, thread_buffer)
+        raw = files.fetch_runs(self.descriptor, starts, len(view) // len(starts), thread_buffer)
         with self.out.lock:
             self.out.raise_if_cancelled()
             view[:] = raw
         give_back(raw)
 
-    def _fill_nowait(self, starts: Sequence[int], run_bytes: int, view: memoryview) -> bool:
-        """Fetch runs; return False if the system can't read without waiting.
+    def _fetch_nowait(self, starts: Sequence[int], view: memoryview) -> None:
+        """Fetch runs; raise `NowaitError` if the system can't read without waiting.
 
         The system itself changes the output only while it does not wait for the file: if that took
         too long, a cancelled caller would have gone on when the bytes arrive. So what is cold
         passes through a buffer.
         """
         unread: list[tuple[int, memoryview]] = []
+        run_bytes = len(view) // len(starts)
         with self.out.lock:
             self.out.raise_if_cancelled()
             for start, first in zip(starts, range(0, len(view), run_bytes), strict=True):
                 of_run = view[first : first + run_bytes]
                 num_bytes = files.read_cached_nowait(self.descriptor, start, of_run)
-                if num_bytes is None:
-                    return False
                 if num_bytes < run_bytes:
                     unread.append((start + num_bytes, of_run[num_bytes:]))
         for start, of_run in unread:
-            self._fill_cold(start, of_run)
-        return True
+            self._fetch_cold(start, of_run)
 
-    def _fill_cold(self, start: int, view: memoryview) -> None:
+    def _fetch_cold(self, start: int, view: memoryview) -> None:
         """Fetch the rest of a run into the output; what has arrived meanwhile, straight."""
         while view:
             with self.out.lock:
@@ -162,15 +165,15 @@ class PrefetchingFetcher(RunFetcher):
 
     __slots__ = ()
 
-    def fill(self, plan: RunPlan, chunk_start: int, out_view: memoryview) -> bool:
-        """Prefetch runs, and fetch them into the output."""
+    def fetch_into(
+        self, out_view: memoryview, plan: RunPlan, chunk_start: int, fetch: _Fetch
+    ) -> None:
         self._prefetch(plan, chunk_start)
-        return super().fill(plan, chunk_start, out_view)
+        super().fetch_into(out_view, plan, chunk_start, fetch)
 
-    def read_buffered(self, plan: RunPlan, chunk_start: int, out_selection: OutSelection) -> None:
-        """Prefetch runs, fetch them, all at once, and scatter what is selected of them."""
+    def fetch_buffered(self, plan: RunPlan, chunk_start: int, out_selection: OutSelection) -> None:
         self._prefetch(plan, chunk_start)
-        super().read_buffered(plan, chunk_start, out_selection)
+        super().fetch_buffered(plan, chunk_start, out_selection)
 
     def _prefetch(self, plan: RunPlan, chunk_start: int) -> None:
         """Prefetch the runs of a plan, unless they are read at once anyway."""
@@ -189,7 +192,7 @@ def thread_buffer(num_bytes: int, page_offset: int = 0) -> memoryview:
     A signal handler or a finaliser may read meanwhile; its reads take buffers of their own.
     """
     try:
-        if num_bytes > constants.BLOCK_BYTES:  # a single element, or axes in another order
+        if num_bytes > constants.BLOCK_BYTES:  # `split` allows it for some plans
             return files.page_aligned(num_bytes, page_offset)
         buffer: memoryview | None = vars(_thread_buffers).pop("buffer", None)
         if buffer is None or len(buffer) < page_offset + num_bytes:

@@ -35,7 +35,7 @@ class SpeedVerdict(NamedTuple):
     """How files are read, as probes have shown."""
 
     max_gap: int | None  # the largest gap to read, in bytes; None for the default
-    is_slow: bool = False  # else they seem to be in memory
+    is_slow: bool = False  # False: they seem to be in memory
     prefetching_helps: bool = False
 
 
@@ -63,8 +63,8 @@ def helps_prefetching(prefetched: Sequence[float], seconds: float) -> bool:
 class WaitTotal:
     """How long a batch has waited for files, besides reading runs; more threads wait together."""
 
-    seconds: float = 0.0  # beyond `SHORT_SECONDS` each
-    is_long: bool = False  # or has been
+    seconds: float = 0.0  # all waits, less `SHORT_SECONDS` each
+    is_long: bool = False  # whether it is long, or has been
 
     def add(self, seconds: float) -> None:
         """Count a wait."""
@@ -79,7 +79,7 @@ class FileSpeed:
     and 0 after a fast one.
     """
 
-    def __init__(self, max_gap: int | None, num_until_probe: float = float("inf")) -> None:
+    def __init__(self, max_gap: int | None, num_until_probe: int = PROBE_EVERY) -> None:
         """Take the largest gap to read, in bytes, if the user has set it.
 
         After `num_until_probe` chunks, one is probed, whatever is read of it.
@@ -96,7 +96,7 @@ class FileSpeed:
             return self._num_until_probe < 0 or num_runs >= MIN_RUNS_TO_PROBE
         if self._num_until_probe >= 0:
             return False
-        self._num_until_probe = PROBE_EVERY_SLOW  # now: other threads need not probe
+        self._num_until_probe = PROBE_EVERY_SLOW  # set at once, as other threads need not probe
         return True
 
     def bytes_worth_reading(self, seconds: float, *, prefetching_helps: bool = False) -> int:

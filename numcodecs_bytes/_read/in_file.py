@@ -9,6 +9,7 @@ steps for one block after the other, so that blocks stay in the CPU cache.
 import operator
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -35,13 +36,13 @@ _PlanWith = Callable[[int | None], AnyShardPlan]  # given the largest gap, in by
 class _ExtentRead(NamedTuple):
     """What is fetched of a chunk, or of the inner chunks of a shard, and where it is scattered."""
 
-    layout: Layout  # of the chunk, or of each inner chunk
+    layout: Layout  # how the chunk, or each inner chunk, is stored
     placed: Iterable[tuple[RunPlan, int, OutSelection]]  # like `PlacedRuns`
-    num_bytes: int  # of all runs, and of the index
-    out: Output  # or a view of it
+    num_bytes: int  # the length of all runs and the index
+    out: Output  # the output of the batch, or a view of it
     fetcher: type[RunFetcher] = RunFetcher
-    missing: Sequence[OutSelection] = ()  # of inner chunks, which are filled
-    fetched: FetchCounts = FetchCounts()  # to plan
+    missing: Sequence[OutSelection] = ()  # where inner chunks are missing
+    fetched: FetchCounts = FetchCounts()  # what was fetched to plan
 
 
 def read_chunk(
@@ -61,7 +62,8 @@ def read_chunk(
     # Plan.
     if isinstance(chunk.layout, ShardLayout):
         if seconds_to_open > constants.CERTAIN_WAIT_SECONDS:
-            batch.read_index = read_whole_index  # to read a checksum may take as long
+            # To read the checksum of a cached index may take as long.
+            batch = replace(batch, read_index=read_whole_index)
             if extent.num_bytes <= batch.speed.bytes_worth_reading(seconds_to_open):
                 _prefetch_whole(chunk, chunk.layout, extent, out)
         planned = _plan_shard(chunk, chunk.layout, extent, out, batch)
@@ -76,7 +78,7 @@ def read_chunk(
         chunk.fill(planned.out, planned.missing)
     fetcher = planned.fetcher(descriptor, planned.layout, planned.out, checksum)
     for plan, start, out_selection in planned.placed:
-        fetcher.read(plan, start, out_selection)
+        fetcher.fetch_and_scatter(plan, start, out_selection)
     num_reads, num_bytes, num_bytes_by_zarr = planned.fetched
     num_bytes += fetcher.num_bytes
     if checksum is not None:

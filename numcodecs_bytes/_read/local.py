@@ -15,8 +15,8 @@ from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr, leave_to_zarr
 from numcodecs_bytes._read.chunk_read import ChunkRead
-from numcodecs_bytes._read.file_batch import FileBatch
-from numcodecs_bytes._read.file_speed import FileSpeed
+from numcodecs_bytes._read.file_batch import FileBatch, InFile
+from numcodecs_bytes._read.file_speed import PROBE_EVERY, FileSpeed
 from numcodecs_bytes._read.in_file import read_chunk
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._runtime.threads import (
@@ -31,8 +31,6 @@ from numcodecs_bytes._sources.shard_index import cached_indices
 from numcodecs_bytes._zarr_api.names import add_name
 from numcodecs_bytes._zarr_api.versions import concurrency
 
-_InFile = tuple[Hashable, Sequence[ChunkRead]]  # chunks in the same file, and what identifies it
-
 
 async def read(
     chunks: Sequence[ChunkRead], out: Output, max_gap: int | None, num_threads: int | None
@@ -43,17 +41,18 @@ async def read(
     Raises ValueError if a file has the wrong length.
     """
     outputs: list[Output] = []
+    # Of several chunks, the first one is probed.
+    batch = FileBatch(FileSpeed(max_gap, 0 if len(chunks) > 1 else PROBE_EVERY))
 
     def read_alone(is_wanted: IsWanted) -> None:
         outputs.append(out.for_thread(is_wanted))
         chunks[0].share_plan()
-        read_file(iter(chunks), outputs[-1], FileBatch(FileSpeed(max_gap)))
+        read_file(iter(chunks), outputs[-1], batch)
 
     try:
         if len(chunks) == 1:
             await run_while_wanted(file_pool(), read_alone)
         else:
-            batch = FileBatch(FileSpeed(max_gap, num_until_probe=0))
             await _read_together(chunks, out, outputs, batch, num_threads)
     finally:
         # If the read was cancelled, a thread may be changing the output; it checks before the next.
@@ -71,7 +70,7 @@ async def _read_together(
 ) -> None:
     """Read several chunks, by as many threads as help."""
 
-    def work(workers: "PoolWorkers[_InFile]", groups: "Iterator[_InFile]") -> None:
+    def work(workers: "PoolWorkers[InFile]", groups: "Iterator[InFile]") -> None:
         of_thread = out.for_thread(workers.is_wanted)
         outputs.append(of_thread)
         # What a thread takes next is often in the same file, which stays open.
@@ -94,7 +93,7 @@ async def _read_together(
         await run_while_wanted(file_pool(), workers.run)
     finally:
         timer.cancel()
-        batch.workers = None  # which refer to this function, and to the output
+        batch.workers = None  # workers refer to the output
 
 
 def read_here(
@@ -105,7 +104,7 @@ def read_here(
     Stops at a chunk that is left to zarr, as are slow files. `num_threads` is the number of
     threads, if the user has set it: where it is one, no other thread helps.
     """
-    batch = FileBatch(FileSpeed(max_gap), cached_indices.read, leaves_slow_files=True)
+    batch = FileBatch(FileSpeed(max_gap), leaves_slow_files=True, read_index=cached_indices.read)
 
     def work(_workers: object, taken: "Iterator[ChunkRead]") -> None:
         for chunk in taken:
@@ -122,10 +121,10 @@ def read_here(
         batch.workers = workers
         workers.run()
     finally:
-        batch.workers = None  # which refer to this function, and to the output
+        batch.workers = None  # workers refer to the output
 
 
-def _grouped_by_file(chunks: Sequence[ChunkRead], num_threads: int) -> Iterator[_InFile]:
+def _grouped_by_file(chunks: Sequence[ChunkRead], num_threads: int) -> Iterator[InFile]:
     """Yield chunks in the same file, in the order of their offsets, if these are known.
 
     If there are few files, they are divided, so that there is something to do for each thread.
@@ -153,10 +152,10 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, batch: FileBatch) -> Non
     batch.has_begun = True
     try:
         try:
-            # Without a step of Python between the system's answer and the list: at one, a
+            # No step of Python is between the system's answer and the list: at one, a
             # KeyboardInterrupt that came meanwhile would lose the descriptor.
             opened.extend(map(operator.call, (file.open,)))
-        finally:  # it may take as long to learn that it is missing
+        finally:  # to learn that the file is missing may take as long
             seconds = time.perf_counter() - started
             if batch.workers is not None:
                 batch.record_wait(seconds)
@@ -166,7 +165,7 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, batch: FileBatch) -> Non
         raise_if_of_caller(error)
         for chunk in chunks:
             chunk.read_as_missing(out, FetchCounts())
-    except (OSError, ValueError) as error:  # or no system has files of such a name
+    except (OSError, ValueError) as error:  # ValueError: no system has files of such a name
         leave_to_zarr(chunks, error)
     else:
         for chunk in chunks:
@@ -185,5 +184,5 @@ def _read_or_leave(
     except (LeftToZarr, OSError) as why:
         leave_to_zarr([chunk], why)
     except Exception as error:
-        add_name(error, chunk.byte_getter)
+        add_name(error, chunk.request.byte_getter)
         raise

@@ -1,7 +1,4 @@
-"""What to request of the objects that hold chunks: which bytes, and how many requests at once.
-
-An object is a chunk, a shard, or a file that references point into.
-"""
+"""What to request of the objects that hold chunks: which bytes, and how many requests at once."""
 
 import asyncio
 import collections
@@ -12,7 +9,7 @@ from typing import NamedTuple
 from numcodecs_bytes._plan import gap_policy
 from numcodecs_bytes._plan.gap_policy import UNLIMITED, GapPolicy
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.outcome import LeftToZarr, leave_to_zarr
+from numcodecs_bytes._plan.outcome import JustAsFast, LeftToZarr, leave_to_zarr
 from numcodecs_bytes._plan.plan import PlacedRuns, RunPlan, plan_of
 from numcodecs_bytes._plan.shards import AnyShardPlan, ShardLayout, ShardPlan
 from numcodecs_bytes._read.chunk_read import ChunkRead
@@ -28,7 +25,7 @@ async def share_requests(num_chunks: int, read: Callable[[int], Awaitable[None]]
     Reads share zarr's `async.concurrency` by that number.
     """
     num = min(num_chunks, concurrency() or UNLIMITED)
-    of_thread = vars(_in_flight)  # even if another thread ends the read
+    of_thread = vars(_in_flight)  # another thread may end the read
     of_thread["num"] = of_thread.get("num", 0) + num
     try:
         await asyncio.sleep(0)  # reads that were started with this one begin, and are counted
@@ -59,7 +56,7 @@ class ObjectRead(NamedTuple):
 def object_plans(
     chunks: Sequence[ChunkRead], num_in_flight: int, max_gap: int | None, drop_axes: tuple[int, ...]
 ) -> list[ObjectRead]:
-    """Return what to read of chunks that are requested; zarr reads others, whose extent is dropped.
+    """Return what to read of chunks that are requested, unless they are left to zarr.
 
     The event loop requests `num_in_flight` chunks at once, these and others. `max_gap` is what the
     user has set.
@@ -68,16 +65,9 @@ def object_plans(
     reads: list[ObjectRead] = []
     for group in planner.grouped(chunks):
         try:
-            read = planner.object_plan(group)
+            reads.append(planner.object_plan(group))
         except LeftToZarr as why:
             leave_to_zarr(group, why)
-        else:
-            if read is not None:
-                reads.append(read)
-    requested = {id(chunk) for read in reads for chunk in read.chunks}
-    for chunk in chunks:
-        if id(chunk) not in requested:
-            chunk.extent = None
     return reads
 
 
@@ -88,25 +78,29 @@ class _Planner:
         self._drop_axes = drop_axes
         limit = concurrency() or UNLIMITED
         self._policy = GapPolicy.for_chunk(max(1, limit // num_in_flight), max_gap)
-        self._policy_of_one = GapPolicy.for_chunk(limit, max_gap)  # if nothing else were read
-        self._policy_of_shard = GapPolicy.for_shard(limit, max_gap)  # as zarr has for each
+        self._policy_of_one = GapPolicy.for_chunk(limit, max_gap)  # for a read of one chunk
+        self._policy_of_shard = GapPolicy.for_shard(limit, max_gap)  # zarr has as many for each
 
     def grouped(self, chunks: Sequence[ChunkRead]) -> Iterator[list[ChunkRead]]:
         """Yield what is read together: single chunks, or chunks side by side in an object."""
         in_object = collections.defaultdict[tuple[Hashable, Layout], list[ChunkRead]](list)
         total = 0  # the length of the chunks that are parts of objects, in bytes
+        too_short: list[ChunkRead] = []
         for chunk in chunks:
             extent, layout = chunk.object_extent, chunk.layout
             if isinstance(layout, ShardLayout):
                 yield [chunk]
             elif extent.num_bytes is None:
-                if layout.num_bytes > self._policy.min_saved_bytes:
+                if self._policy.may_pay(layout.num_bytes):
                     yield [chunk]
+                else:
+                    too_short.append(chunk)
             elif 0 < extent.num_bytes == layout.num_bytes:
                 in_object[extent.key or id(chunk), layout].append(chunk)
                 total += layout.num_bytes
             else:
                 leave_to_zarr([chunk], LeftToZarr("its reference has another length than a chunk"))
+        leave_to_zarr(too_short, JustAsFast())
         for (_, layout), group in in_object.items():
             yield from self._side_by_side(group, layout.num_bytes, total)
 
@@ -126,10 +120,10 @@ class _Planner:
             group.append(chunk)
         yield group
 
-    def object_plan(self, chunks: list[ChunkRead]) -> ObjectRead | None:
+    def object_plan(self, chunks: list[ChunkRead]) -> ObjectRead:
         """Return what to read of chunks in an object, or of a shard.
 
-        Returns None if zarr reads it just as fast.
+        Raises `JustAsFast` if that is not worth a request of our own.
         """
         first, layout = chunks[0], chunks[0].layout
         if isinstance(layout, ShardLayout):
@@ -142,31 +136,24 @@ class _Planner:
         remote_object = RemoteObject(extent, expected_length, min_length=end)
         how = layout, self._drop_axes, policy.max_copied_gap
         plans = [plan_of(chunk.chunk_selection, *how) for chunk in chunks]
-        if len(chunks) == 1 and not _pays(remote_object, policy, layout.num_bytes, plans):
-            return None
+        if len(chunks) == 1:
+            _check_pays(remote_object, policy, layout.num_bytes, plans)
         return ObjectRead(remote_object, chunks, layout, policy, plans)
 
-    def _shard_read(self, chunk: ChunkRead, shard: ShardLayout) -> ObjectRead | None:
-        """Return what to read of a shard; None if zarr reads it just as fast."""
+    def _shard_read(self, chunk: ChunkRead, shard: ShardLayout) -> ObjectRead:
+        """Return what to read of a shard; see `object_plan`."""
         remote_object, policy = RemoteObject(chunk.object_extent), self._policy_of_shard
         shard_plan = shard.plan_of(chunk.chunk_selection, self._drop_axes, policy.max_copied_gap)
-        # Those of points are not known before the index.
-        plans = shard_plan.plans if isinstance(shard_plan, ShardPlan) else []
-        is_all = len(plans) == shard.num_chunks
-        if is_all and not _pays(remote_object, policy, shard.num_bytes, plans):
-            return None
+        # Points are planned when the index is known.
+        if isinstance(shard_plan, ShardPlan) and len(shard_plan.plans) == shard.num_chunks:
+            _check_pays(remote_object, policy, shard.num_bytes, shard_plan.plans)
         return ObjectRead(remote_object, [chunk], shard.inner, policy, shard=(shard, shard_plan))
 
 
-def _pays(
+def _check_pays(
     remote_object: RemoteObject, policy: GapPolicy, num_bytes: int, plans: Sequence[RunPlan]
-) -> bool:
-    """Whether ranges save enough bytes, or a whole object would be split for speed.
-
-    A request costs as much as a gap that is worth reading over.
-    """
-    max_gap = policy.max_gap
-    cost = sum([min(plan.span_bytes, plan.num_runs * (plan.run_bytes + max_gap)) for plan in plans])
-    if num_bytes - cost > policy.min_saved_bytes:
-        return True
-    return remote_object.splits(num_bytes, policy.for_ranges(num_bytes))
+) -> None:
+    """Raise `JustAsFast` unless it pays to request plans of an object of `num_bytes`."""
+    cost, tells_versions = policy.cost_of(plans), remote_object.tells_versions
+    if not policy.pays(num_bytes, cost, tells_versions=tells_versions):
+        raise JustAsFast

@@ -32,7 +32,7 @@ class Output(NamedTuple):
     """
 
     array: Array
-    drop_axes: tuple[int, ...]  # axes of the chunks that the array lacks
+    drop_axes: tuple[int, ...]  # the axes of chunks that the array lacks
     is_wanted: IsWanted
     lock: threading.Lock
 
@@ -82,7 +82,7 @@ def check_output(out: Array | GPUArray, dtype: AnyDType, *, is_on_gpu: bool = Fa
 def _may_overlap(array: Array | GPUArray) -> bool:
     """Whether two elements of an array may share memory, judging by its strides."""
     along = sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1)
-    end = array.itemsize  # of all elements along the axes with smaller strides
+    end = array.itemsize  # the extent of the elements along the axes with smaller strides
     for stride, num in along:
         if stride < end:
             return True
@@ -131,7 +131,7 @@ def decoded_elements(elements: Array, layout: Layout) -> Array:
 def view_of(
     out: Output, outer: OutSelection
 ) -> tuple[Output, Callable[[OutSelection], OutSelection]]:
-    """Return the output, or a view of it, and a function from selections of `outer` to its own."""
+    """Return the output, or its view at `outer`, and what maps selections within `outer` to it."""
     if are_slices(outer):
         view = out.array[(*outer, ...)]
         return out._replace(array=view), lambda inner: mesh(inner, view.shape)

@@ -12,7 +12,6 @@ import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from zarr.core.common import concurrent_map
 
 from numcodecs_bytes._core.dtypes import Array, UInt8Array
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.out_selections import out_selection_within
+from numcodecs_bytes._plan.out_selections import OutSelection, out_selection_within
 from numcodecs_bytes._plan.outcome import FetchCounts, LeftToZarr, Outcome, ZarrFails, leave_to_zarr
 from numcodecs_bytes._plan.plan import PlacedRuns
 from numcodecs_bytes._plan.shards import AnyShardPlan, InnerChunks, ShardLayout
@@ -40,8 +39,8 @@ class Batch(NamedTuple):
 
     # Lets zarr read chunks; raises its errors.
     let_zarr_read: Callable[[Sequence[ChunkRead]], Awaitable[None]]
-    # Leaves chunks to zarr because of an own bug.
-    record_own_bug: Callable[[Sequence[ChunkRead], Exception], None]
+    # Returns a context that leaves chunks to zarr after an own bug.
+    catch_own_bugs: Callable[[Sequence[ChunkRead]], own_bugs.catch]
     # Returns where the metadata of the array are in its store.
     metadata_path: Callable[[], str]
 
@@ -80,12 +79,12 @@ class _ObjectReader:
             if failure is not None and not self.error:
                 await self.batch.let_zarr_read(planned.chunks)
                 await _record_failure(planned, failure, num_failures)
-        except Exception as error:  # noqa: BLE001 # raised when all have ended
+        except Exception as error:  # noqa: BLE001 # it is raised when all have ended
             self.error = self.error or error
 
     async def _read_or_leave(self, planned: ObjectRead) -> Answer | None:
         """Read an object, or leave its chunks to zarr; return an answer that may be a strike."""
-        with own_bugs.catch(partial(self.batch.record_own_bug, planned.chunks)):
+        with self.batch.catch_own_bugs(planned.chunks):
             try:
                 return await self._settle(planned)
             except LeftToZarr as why:
@@ -105,19 +104,19 @@ class _ObjectReader:
         if answer.kind == "changed":
             planned.remote_object.reset_version()
             answer = await self._read(planned)
-        match answer.kind:
-            case "read":
-                return None
-            case "missing" if await self._is_surely_missing(planned):
-                planned.chunks[0].read_as_missing(self.out, _fetched(planned))
-                return None
-            case "failed":
-                _leave(planned, LeftToZarr(answer.why))
-                return answer
-            case "missing" | "changed" | "wrong":
-                is_first, self.why_wrong = not self.why_wrong, self.why_wrong or answer.why
-                _leave(planned, LeftToZarr(self.why_wrong))
-                return answer if is_first else None
+        if answer.kind == "read":
+            return None
+        if answer.kind == "missing" and await self._is_surely_missing(planned):
+            planned.chunks[0].read_as_missing(self.out, _fetched(planned))
+            return None
+        if answer.kind == "unclear":
+            raise LeftToZarr(answer.why)
+        if answer.is_strike:
+            if self.why_wrong:
+                raise LeftToZarr(self.why_wrong)
+            self.why_wrong = answer.why
+        _leave(planned, LeftToZarr(answer.why))
+        return answer
 
     async def _read(self, planned: ObjectRead) -> Answer:
         """Fetch what is planned, and scatter it; return the answer of the store.
@@ -126,10 +125,26 @@ class _ObjectReader:
         """
         if planned.shard is None:
             return await self._fetch_and_scatter(planned, planned.placed)
-        shard, shard_plan = planned.shard
-        inner = await _plan_by_index(planned, shard, shard_plan)
-        if isinstance(inner, Answer):
-            return inner
+        return await self._read_shard(planned, *planned.shard)
+
+    async def _read_shard(
+        self, planned: ObjectRead, shard: ShardLayout, shard_plan: AnyShardPlan
+    ) -> Answer:
+        """Fetch the index of a shard, then what is selected of its inner chunks; see `_read`."""
+        remote_object, extent = planned.remote_object, planned.remote_object.extent
+        index_range = shard.index_range(extent.start, extent.num_bytes)
+        answer = await remote_object.get_range(*index_range)
+        if answer.kind != "read":
+            return answer
+        try:
+            index = index_of(shard, answer.raw)
+        except ZarrFails as why:  # the answer may not be the range that was asked for
+            return Answer("wrong", str(why))
+        end = remote_object.length or sys.maxsize
+        num_bytes = min(extent.num_bytes or end, end - extent.start)
+        inner = shard_plan.inner_chunks(index, extent.start, num_bytes)
+        inner = _within(planned.chunks[0].out_selection, inner)
+        del answer, index  # they may take megabytes while the inner chunks are fetched
         num_bytes_by_zarr = shard.num_bytes_by_zarr(inner) if traces.active else None
         answer = await self._fetch_and_scatter(planned, inner.present, num_bytes_by_zarr)
         if answer.kind == "read":
@@ -159,17 +174,17 @@ class _ObjectReader:
         return answer
 
     async def _is_surely_missing(self, planned: ObjectRead) -> bool:
-        """Whether a chunk is missing, as the store says: whether it serves ranges of other objects.
+        """Whether a chunk is missing, as the store says, because it serves ranges of other objects.
 
         What references point to can't be missing. If need be, requests a byte of the metadata.
         """
         if planned.remote_object.extent.num_bytes is not None:
             return False
-        state, store = planned.remote_object.state, planned.chunks[0].byte_getter.store
+        state, store = planned.remote_object.state, planned.chunks[0].request.byte_getter.store
         async with self.metadata_lock:
             if not (state.has_answered or self.why_wrong):
                 planned.remote_object.num_requests += 1
-                with contextlib.suppress(LeftToZarr):  # or it has been given up meanwhile
+                with contextlib.suppress(LeftToZarr):  # another read may have struck the store
                     extent = locator_for(store)(self.batch.metadata_path())
                     if isinstance(extent, ObjectExtent):
                         # Its time tells nothing: a store may keep metadata in memory.
@@ -193,58 +208,30 @@ async def _record_failure(planned: ObjectRead, answer: Answer, num_failures: int
 
     `num_failures` is how often it had failed when the object was requested.
     """
-    state, chunk = planned.remote_object.state, planned.chunks[0]
-    if answer.kind == "failed":
-        is_strike = state.record_failure(num_failures)
-    else:
-        is_strike = not (answer.kind == "missing" and await _is_missing(chunk))
-    if is_strike:
-        state.strike(chunk.byte_getter.store, answer)
+    state = planned.remote_object.state
+    if answer.kind == "missing" and await _is_missing(planned.chunks[0]):
+        return
+    if answer.is_strike or state.record_failure(num_failures):
+        state.strike(answer)
 
 
 async def _is_missing(chunk: ChunkRead) -> bool:
     """Whether a chunk that zarr has read is missing; zarr 3.1.6 does not tell."""
     if not HAS_RESULTS:
         with contextlib.suppress(Exception):  # stores raise anything
-            return not await chunk.byte_getter.store.exists(chunk.byte_getter.path)
+            byte_getter = chunk.request.byte_getter
+            return not await byte_getter.store.exists(byte_getter.path)
     return chunk.outcome.status == "missing"
 
 
-async def _plan_by_index(
-    planned: ObjectRead, shard: ShardLayout, shard_plan: AnyShardPlan
-) -> InnerChunks | Answer:
-    """Fetch the index of a shard; return where its inner chunks are, and belong in the output.
-
-    Returns the answer if that is not the index.
-    """
-    remote_object, outer = planned.remote_object, planned.chunks[0].out_selection
-    answer = await remote_object.get_range(*_range_of_index(remote_object.extent, shard))
-    if answer.kind != "read":
-        return answer
-    try:
-        index = index_of(shard, answer.raw)
-    except ZarrFails as why:  # perhaps the answer is not the range that was asked for
-        return Answer("wrong", str(why))
-    start, end = remote_object.extent.start, remote_object.length or sys.maxsize
-    num_bytes = min(remote_object.extent.num_bytes or end, end - start)
-    inner = shard_plan.inner_chunks(index, start, num_bytes)
+def _within(outer: OutSelection, inner: InnerChunks) -> InnerChunks:
+    """Return inner chunks with what they are of the output, of which their shard is `outer`."""
     present = [
         each._replace(out_selection=out_selection_within(outer, each.out_selection))
         for each in inner.present
     ]
     missing = [out_selection_within(outer, out_selection) for out_selection in inner.missing]
     return inner._replace(present=present, missing=missing)
-
-
-def _range_of_index(extent: ObjectExtent, shard: ShardLayout) -> tuple[int, int | None]:
-    """Return the range of the index of a shard in its object; see `byte_ranges.RangeGetter`.
-
-    Raises `LeftToZarr` if the shard is too short for its index.
-    """
-    if extent.num_bytes is None:  # the length of the object is not known yet
-        return (0, shard.index_bytes) if shard.is_index_first else (-shard.index_bytes, None)
-    start = extent.start + shard.index_start(extent.num_bytes)
-    return start, start + shard.index_bytes
 
 
 def _scatter(raw: UInt8Array, placed: Sequence[PlacedRuns], layout: Layout, array: Array) -> None:
@@ -266,4 +253,4 @@ def _record_read(planned: ObjectRead, num_bytes_by_zarr: int | None) -> None:
     for chunk, share in zip(planned.chunks, shares, strict=True):
         fetched = FetchCounts(num_requests, share, num_bytes_by_zarr)
         chunk.outcome = Outcome("present", fetched=fetched)
-        num_requests = 0  # the others are requested with the first
+        num_requests = 0  # the other chunks were requested with the first

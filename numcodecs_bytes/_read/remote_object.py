@@ -12,7 +12,6 @@ from zarr.core.common import concurrent_map
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._core.interrupts import raise_interrupt
 from numcodecs_bytes._plan.gap_policy import GapPolicy
-from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.plan import PlacedRuns
 from numcodecs_bytes._plan.ranges import (
     ByteRange,
@@ -23,8 +22,8 @@ from numcodecs_bytes._plan.ranges import (
     sorted_runs,
     subranges,
 )
-from numcodecs_bytes._sources.answers import CHANGED, MISSING, Answer, UnexpectedAnswer
-from numcodecs_bytes._sources.byte_ranges import HeadCheck, answer_of
+from numcodecs_bytes._sources.answers import CHANGED, Answer
+from numcodecs_bytes._sources.byte_ranges import answer_of
 from numcodecs_bytes._sources.store_states import state_of
 from numcodecs_bytes._sources.stores import ObjectExtent
 
@@ -53,47 +52,40 @@ class RemoteObject:
 
     def reset_version(self) -> None:
         """Accept any version again."""
-        self.length: int | None = None  # if the answers tell it
+        self.length: int | None = None  # None until an answer tells it
         self._seen: tuple[int | None, object] | None = None
         self._is_present = False
 
-    def splits(self, num_bytes: int, policy: GapPolicy) -> bool:
-        """Whether a run of that length is requested in subranges, whose versions are compared."""
-        tells_versions = self.extent.tells_versions and self.state.tells_versions
-        return tells_versions and policy.splits(num_bytes)
+    @property
+    def tells_versions(self) -> bool:
+        """Whether subranges may be requested, because the answers tell their versions."""
+        return self.extent.tells_versions and self.state.tells_versions
 
-    def _check_version(self, num_bytes: int | None, version: object) -> None:
-        """Raise `UnexpectedAnswer` if an answer has another length or version; see `HeadCheck`."""
-        if self._record_version(num_bytes, version):
-            raise UnexpectedAnswer(CHANGED)
+    def _check_head(
+        self, num_bytes: int | None, version: object, *, is_subrange: bool
+    ) -> Answer | None:
+        """Record the length and version that an answer states; see `HeadCheck`.
 
-    def _check_version_of_subrange(self, num_bytes: int | None, version: object) -> None:
-        """Raise as well if an answer has no version; after either, no run is split any more."""
-        if self._record_version(num_bytes, version) or version is None:
-            self.state.tells_versions = False
-            raise UnexpectedAnswer(CHANGED)
-
-    def _record_version(self, num_bytes: int | None, version: object) -> bool:
-        """Record the length and version that an answer states; return whether they have changed.
-
-        Raises `UnexpectedAnswer` if the length is wrong, and `LeftToZarr` if it has to be stated.
+        If those of a subrange have changed, or it has no version, no run is split any more.
         """
         expected, min_length = self._expected_length, self._min_length
         if num_bytes is None and self.extent.must_tell_length:
-            raise LeftToZarr("the store does not tell the length of a file")
+            return Answer("unclear", "the store does not tell the length of a file")
         if expected is not None and num_bytes not in (None, expected):
-            why = f"it says that a chunk of {expected} bytes has {num_bytes}"
-            raise UnexpectedAnswer(Answer("wrong", why))
+            return Answer("wrong", f"it says that a chunk of {expected} bytes has {num_bytes}")
         if num_bytes is not None and num_bytes < min_length:
             why = f"a chunk ends at {min_length} of an object of {num_bytes} bytes"
-            raise UnexpectedAnswer(Answer("wrong", why))
+            return Answer("wrong", why)
         if num_bytes is None:  # the answer for the index of a shard may have told it
             num_bytes = self.length
         seen, self._seen, self.length = self._seen, (num_bytes, version), num_bytes
-        return seen not in (None, self._seen)
+        is_changed = seen not in (None, self._seen) or (is_subrange and version is None)
+        if is_changed and is_subrange:
+            self.state.tells_versions = False
+        return CHANGED if is_changed else None
 
     async def get_range(
-        self, start: int, end: int | None, check: HeadCheck | None = None, *, is_timed: bool = True
+        self, start: int, end: int | None, *, is_subrange: bool = False, is_timed: bool = True
     ) -> Answer:
         """Request a range; see `byte_ranges.RangeGetter`. A suffix may be all of a shorter object.
 
@@ -101,7 +93,8 @@ class RemoteObject:
         has answered, and its client does not repeat it.
         """
         started = time.monotonic()
-        get = partial(self.extent.get, start, end, check or self._check_version)
+        check = partial(self._check_head, is_subrange=is_subrange)
+        get = partial(self.extent.get, start, end, check)
         answer = await self._request(get, may_repeat=not self.extent.client_repeats)
         if answer.kind != "read":
             return self._changed_if_present(answer)
@@ -121,23 +114,15 @@ class RemoteObject:
             return Answer("changed", "chunks are deleted while they are read")
         return answer
 
-    async def _request(
-        self, get: Callable[[], Awaitable[UInt8Array | None]], *, may_repeat: bool
-    ) -> Answer:
+    async def _request(self, get: Callable[[], Awaitable[Answer]], *, may_repeat: bool) -> Answer:
         started = time.monotonic()
         self.num_requests += 1
         try:
-            raw = await get()
-        except UnexpectedAnswer as unexpected:
-            return unexpected.answer
-        except LeftToZarr:
-            raise
+            return await get()
         except Exception as error:  # noqa: BLE001 # stores and their clients raise anything
             raise_interrupt(error)
             may_repeat &= time.monotonic() - started < MAX_SECONDS_TO_REPEAT
             answer = answer_of(error)
-        else:
-            return MISSING if raw is None else Answer("read", raw=raw)
         is_first, self.state.is_answering = self.state.is_answering, False
         if answer.kind == "failed" and is_first and may_repeat:
             return await self._request(get, may_repeat=False)
@@ -154,16 +139,19 @@ class RemoteObject:
             return Answer("read")
         max_run_bytes = max([each.plan.run_bytes for each in placed])
         has_one_run = len(placed) == placed[0].plan.num_runs == 1
-        runs = None if has_one_run else _runs_of(placed)  # which takes 17 us
+        runs = None if has_one_run else _runs_of(placed)  # sorting takes 17 us
         num_bytes = max_run_bytes if runs is None else num_bytes_over_gaps(runs, policy.max_gap)
         policy = policy.for_ranges(num_bytes)
-        is_split = self.splits(max_run_bytes, policy)
+        is_split = self.tells_versions and policy.splits(max_run_bytes)
         if runs is None and not is_split:
             return await self._fetch_run(placed[0], view)
         if view is None:
             view = np.empty(sum([each.plan.num_bytes for each in placed]), np.uint8)
-        fetch = self._fetch_subranges if is_split else self._fetch_whole_runs
-        return await fetch(runs or _runs_of(placed), view, policy)
+        runs = runs or _runs_of(placed)
+        if not is_split:
+            return await self._fetch_whole_runs(runs, view, policy)
+        ranges = subranges(_coalesce(runs, policy), policy.max_range_bytes)
+        return await self._fetch_ranges(ranges, view, policy.num_requests, are_subranges=True)
 
     async def _fetch_run(self, placed: PlacedRuns, view: UInt8Array | None) -> Answer:
         """Request the only run of a plan."""
@@ -172,12 +160,6 @@ class RemoteObject:
         if view is not None and answer.kind == "read":
             view[:] = answer.raw
         return answer
-
-    async def _fetch_subranges(self, runs: Runs, view: UInt8Array, policy: GapPolicy) -> Answer:
-        """Request runs, the long ones in subranges."""
-        ranges = subranges(_coalesce(runs, policy), policy.max_range_bytes)
-        check = self._check_version_of_subrange
-        return await self._fetch_ranges(ranges, view, policy.num_requests, check)
 
     async def _fetch_whole_runs(self, runs: Runs, view: UInt8Array, policy: GapPolicy) -> Answer:
         """Request runs, none of which is split.
@@ -198,10 +180,11 @@ class RemoteObject:
         ranges: Iterator[ByteRange],
         view: UInt8Array,
         num_requests: int,
-        check: HeadCheck | None = None,
+        *,
+        are_subranges: bool = False,
     ) -> Answer:
         """Request ranges, and copy the runs in them to their offsets in the view."""
-        answers: list[Answer] = []  # other than "read"
+        answers: list[Answer] = []  # those that are not "read"
         errors: list[Exception] = []
         started, num_before, num_ranges = time.monotonic(), self.num_received, 0
 
@@ -209,13 +192,13 @@ class RemoteObject:
             if answers or errors:  # requests in flight are waited for
                 return
             try:
-                answer = await self.get_range(each.start, each.end, check)
+                answer = await self.get_range(each.start, each.end, is_subrange=are_subranges)
                 if answer.kind == "read":
                     copy_runs(answer.raw, each, view)
                 else:
                     answers.append(answer)
-            except Exception as error:  # noqa: BLE001 # raised when all have ended
-                if not answers:  # else it may be a consequence
+            except Exception as error:  # noqa: BLE001 # it is raised when all have ended
+                if not answers:  # after such an answer, it may be a consequence
                     errors.append(error)
 
         num_prepared = max(MIN_PREPARED, ROUNDS_PREPARED * num_requests)

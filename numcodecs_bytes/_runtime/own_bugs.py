@@ -23,7 +23,7 @@ _KNOWN = (
     LengthError,
     OptionError,
 )
-logged: set[tuple[type, str]] = set()  # by class, file and line
+logged: set[tuple[type, str]] = set()  # the class, file and line of each
 
 
 def is_own_bug(error: Exception) -> bool:

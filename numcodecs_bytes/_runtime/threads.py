@@ -41,17 +41,17 @@ def submit(pool: Executor, function: Callable[[], T]) -> Future[T] | None:
         try:
             result = waiting.pop()()
         except BaseException as error:  # noqa: BLE001 # raised where the result is asked for
-            # Without this frame, which refers to the future and so to the error itself: a cycle.
+            # This frame refers to the future, and so to the error: no cycle is made of them.
             inner = error.__traceback__ and error.__traceback__.tb_next
             future.set_exception(error.with_traceback(inner))
-            del inner  # for the same reason
+            del inner  # it refers to the error, too
         else:
             future.set_result(result)
 
     try:
         pool.submit(run)
     except RuntimeError as error:
-        is_cancelled = future.cancel()  # else an existing thread has begun to run it
+        is_cancelled = future.cancel()  # False: a thread has begun to run it
         raise_interrupt(error)
         if is_cancelled:
             return None
@@ -79,7 +79,7 @@ async def run_while_wanted(pool: Executor, function: Callable[[IsWanted], None])
 
     def record_end(_: object) -> None:
         if not running.cancelled():
-            running.exception()  # else asyncio logs that it was never retrieved
+            running.exception()  # asyncio logs errors that are never retrieved
         if not ended.done():
             ended.set_result(None)
 
@@ -91,7 +91,7 @@ async def run_while_wanted(pool: Executor, function: Callable[[IsWanted], None])
         running.result()
     except asyncio.CancelledError:
         is_wanted = False
-        if not future.cancel():  # it is running
+        if not future.cancel():
             await asyncio.wait([running], timeout=CANCEL_GRACE_SECONDS)
             running.cancel()
         raise
@@ -111,7 +111,7 @@ def num_cores() -> int:
     return max(min(num, _quota()), 1)
 
 
-# On Linux: the control group of the process, and the folder of all control groups.
+# The control group of the process, and the folder of all control groups, on Linux.
 _GROUP_FILE, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
 from numcodecs_bytes._core.catch import value_or_error
-from numcodecs_bytes._zarr_api.names import name_of_store, path_of_array, plural
+from numcodecs_bytes._zarr_api.names import name_of_type, other_pipeline, plural
 
-# By column, or by kind and reason, such as ("why_whole", "the chunk is small").
+# By column, or by kind and reason, such as ("why_whole", "the chunk is small"). The kind "not_seen"
+# is for chunks that zarr has read by itself.
 Counts = dict[str | tuple[str, str], int]
 Totals = dict[str, Any]  # by column; or by kind, a dict by reason
 
@@ -29,7 +30,8 @@ _NUM_CHARACTERS = 100  # the largest width of the table
 
 def _zero_totals() -> Totals:
     numbers = dict.fromkeys((*_COLUMNS, "chunks_missing", "chunks_in_place"), 0)
-    return numbers | {"why_whole": {}, "why_not_in_place": {}, "why_not_direct": {}}
+    kinds = ("why_whole", "why_not_in_place", "why_not_direct", "not_seen")
+    return numbers | {kind: {} for kind in kinds}
 
 
 def _add_up(totals: Totals, counts: Counts) -> None:
@@ -49,7 +51,7 @@ class ArrayName(NamedTuple):
         return f"{self.store}/{self.path}".rstrip("/")
 
 
-_Key = tuple[int, int, ArrayName, bool]  # thread, depth, array, `is_seen`
+_Key = tuple[int, int, ArrayName]  # thread, depth, array
 
 
 class Trace:
@@ -60,7 +62,6 @@ class Trace:
     """
 
     def __init__(self) -> None:
-        # `is_seen` is false for chunks that zarr has read by itself.
         self._counts: dict[_Key, Counter[str | tuple[str, str]]] = {}
         # By thread: how many calls of `add` run, each of which interrupts the one before.
         self._depths: dict[int, int] = {}
@@ -72,13 +73,13 @@ class Trace:
     def __exit__(self, *_: object) -> None:
         active.remove(self)
 
-    def add(self, name: ArrayName, counts: Counts, *, is_seen: bool) -> None:
-        """Add counts of an array; if zarr read chunks itself, their number by reason."""
+    def add(self, name: ArrayName, counts: Counts) -> None:
+        """Add counts of an array."""
         thread = threading.get_ident()
         depth = self._depths.get(thread, 0)
         self._depths[thread] = depth + 1  # a read in a signal handler has another key
         try:
-            key = thread, depth, name, is_seen
+            key = thread, depth, name
             self._counts[key] = self._counts.get(key, Counter()) + Counter(counts)
         finally:
             self._depths[thread] = depth
@@ -99,19 +100,19 @@ class Trace:
         "arrays_not_seen" the same for each array.
         """
         arrays, total = dict[str, Totals](), _zero_totals()
-        not_seen, arrays_not_seen = Totals(), dict[str, Totals]()
-        for (_, _, name, is_seen), counts in self._counts.copy().items():
-            if is_seen:
-                _add_up(arrays.setdefault(str(name), _zero_totals()), counts)
-                _add_up(total, counts)
-            else:
-                _add_up(arrays_not_seen.setdefault(str(name), {}), counts)
-                _add_up(not_seen, counts)
-        by_reason = {"not_seen": not_seen, "arrays_not_seen": arrays_not_seen}
-        return {"arrays": arrays, "total": total, **by_reason}
+        for (_, _, name), counts in self._counts.copy().items():
+            _add_up(arrays.setdefault(str(name), _zero_totals()), counts)
+            _add_up(total, counts)
+        not_seen = {name: totals.pop("not_seen") for name, totals in arrays.items()}
+        return {
+            "arrays": {name: totals for name, totals in arrays.items() if any(totals.values())},
+            "total": total,
+            "not_seen": total.pop("not_seen"),
+            "arrays_not_seen": {name: reasons for name, reasons in not_seen.items() if reasons},
+        }
 
     def __repr__(self) -> str:
-        names = {name for _, _, name, _ in self._counts.copy()}
+        names = {name for _, _, name in self._counts.copy()}
         are_in_one_store = len({name.store for name in names}) == 1
         paths = {str(name): f"/{name.path}" for name in names if name.path and are_in_one_store}
         return "\n".join(_lines(self.report(), paths))
@@ -132,55 +133,11 @@ def trace() -> Trace:
     return Trace()
 
 
-def counts_of_read(
-    num_bytes: int,
-    num_selected: int | None,
-    num_bytes_by_zarr: int | None,
-    fetched: tuple[int, int],
-    why_whole: str,
-) -> Counts:
-    """Return the counts of a chunk of `num_bytes`, of which something was read.
-
-    `num_selected` is in bytes, or None if the chunk is missing; `num_bytes_by_zarr` is what zarr
-    alone fetches, if that is not all of it; `fetched` are the number of requests, and of bytes.
-    """
-    by_zarr = num_bytes if num_bytes_by_zarr is None else num_bytes_by_zarr
-    num_requests, num_fetched = fetched
-    counts: Counts = {
-        "chunks": 1,
-        "chunks_missing": int(num_selected is None),
-        "requests": num_requests,
-        "bytes_fetched": num_fetched,
-        "bytes_zarr_alone": 0 if num_selected is None else by_zarr,
-        "bytes_selected": num_selected or 0,
-    }
-    # It counts as read whole if less than nine tenths of it was selected, and all of it was fetched
-    # or, in memory, nothing.
-    is_whole = num_fetched >= 0.9 * num_bytes or not by_zarr
-    if num_selected is not None and num_selected < 0.9 * num_bytes and is_whole:
-        why = why_whole or "a single read is faster: the chunk is small, or the gaps are short"
-        counts |= {"chunks_whole": 1, ("why_whole", why): 1}
-    return counts
-
-
-def record(
-    byte_getter: object, num_axes: int, counts: Counts, *, has_v2_keys: bool, is_seen: bool = True
-) -> None:
-    """Add to the counts of the array of a chunk, given its byte getter or setter."""
-    name = name_of_array(byte_getter, num_axes, has_v2_keys=has_v2_keys)
-    record_array(name, counts, is_seen=is_seen)
-
-
-def record_array(name: ArrayName, counts: Counts, *, is_seen: bool = True) -> None:
-    """Add to the counts of an array."""
-    for each in set(active):
-        each.add(name, counts, is_seen=is_seen)
-
-
-def name_of_array(byte_getter: object, num_axes: int, *, has_v2_keys: bool) -> ArrayName:
-    """Return the name of the array to which a chunk belongs."""
-    path = path_of_array(getattr(byte_getter, "path", ""), num_axes, has_v2_keys=has_v2_keys)
-    return ArrayName(name_of_store(getattr(byte_getter, "store", byte_getter)), path)
+def record_array(name: ArrayName, *counts: Counts) -> None:
+    """Add to the counts of an array, such as those of each chunk of a batch."""
+    total = sum(map(Counter, counts), Counter[str | tuple[str, str]]())
+    for each in set(active) if total else ():
+        each.add(name, total)
 
 
 def _lines(report: dict[str, Totals], paths: dict[str, str]) -> Iterator[str]:
@@ -209,19 +166,18 @@ def _lines(report: dict[str, Totals], paths: dict[str, str]) -> Iterator[str]:
             counted = plural(sum(numbers.values()), noun)
             names = [paths.get(name, name) for name in numbers]
             more = [f"{len(names) - 5} more"] if len(names) > 5 else []
-            reason = " ".join(why.split()).replace(": ", " - ")  # on one line, with one colon
+            reason = " ".join(why.split()).replace(": ", " - ")  # it is one line, with one colon
             yield f"{counted} of {', '.join(names[:5] + more)} {what}: {reason}"
 
 
 def _why_nothing() -> str:
     """Return what it means that nothing was counted."""
     if "zarr" in sys.modules:
-        import zarr.registry  # not by `import numcodecs_bytes`
+        import zarr.registry  # only here: `import numcodecs_bytes` imports no zarr
 
         pipeline = value_or_error(zarr.registry.get_pipeline_class)
-        if isinstance(pipeline, type) and not hasattr(pipeline, "reads_partially"):
-            name = f"{pipeline.__module__}.{pipeline.__qualname__}"
-            how = "run `numcodecs-bytes` to see what sets it"
+        if isinstance(pipeline, type) and other_pipeline(pipeline):
+            name, how = name_of_type(pipeline), "run `numcodecs-bytes` to see what sets it"
             return f"nothing was counted: zarr's codec pipeline is {name}; {how}"
     return "nothing was read through zarr in this process"
 

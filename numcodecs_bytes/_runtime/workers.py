@@ -48,9 +48,9 @@ class PoolWorkers(Generic[Work]):
         items: Sequence[Work],
         work: "Callable[[PoolWorkers[Work], Iterator[Work]], None]",
         *,
-        num_threads: int | None,  # if the user has set it
-        num_default: int,  # else, unless threads wait for files
-        begins_alone: bool = False,  # until the first item shows whether threads wait for files
+        num_threads: int | None,  # None: the user has not set it
+        num_default: int,  # how many work then, unless they wait for files
+        begins_alone: bool = False,  # the first item then shows whether threads wait for files
     ) -> None:
         self._waiting, self._work = deque(items), work
         self._num_threads, self._num_default = num_threads, num_default
@@ -73,7 +73,7 @@ class PoolWorkers(Generic[Work]):
                 self._is_over = True
                 self._state.wait_for(lambda: not self._num_working)
             for helper in self._helpers:
-                helper.cancel()  # if it still waits for a thread
+                helper.cancel()  # it may still wait for a thread
         _raise_first(self._errors)
 
     def add_threads(self, *, io_bound: bool = False) -> None:
@@ -96,7 +96,7 @@ class PoolWorkers(Generic[Work]):
     def _work_in_thread(self) -> None:
         """Work on items until there are no more."""
         with self._state:
-            if self._is_over:  # this thread has started too late
+            if self._is_over:
                 return
             self._num_working += 1
         try:
@@ -114,10 +114,10 @@ class PoolWorkers(Generic[Work]):
         while self._waiting and self.is_wanted():
             try:
                 item = self._waiting.popleft()
-            except IndexError:  # another thread has taken the last one
+            except IndexError:  # another thread took the last one
                 return
             yield item
-            if self._begins_alone:  # now the first item is done, even if nothing was learnt from it
+            if self._begins_alone:  # the first item is done, even if nothing was learnt from it
                 self._begins_alone = False
                 self.add_threads()
 
@@ -135,7 +135,7 @@ class CallerWorkers(Generic[Work]):
         self, items: Sequence[Work], work: "Callable[[CallerWorkers[Work], Iterator[Work]], None]"
     ) -> None:
         self._items, self._num_others = iter(items), len(items) - 1  # threads share the iterator
-        self._work = work
+        self._work, self._caller = work, threading.get_ident()
         self._ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
     def run(self) -> None:
@@ -150,8 +150,10 @@ class CallerWorkers(Generic[Work]):
         _raise_first(errors)
 
     def add_threads(self, *, io_bound: bool = False) -> None:
-        """Have other threads help if files are waited for."""
-        while io_bound and self.num_helpers < self._num_others:
+        """Have other threads help if the calling thread waits for files."""
+        if not io_bound or threading.get_ident() != self._caller:  # two threads may lose a count
+            return
+        while self.num_helpers < self._num_others:
             help_here = partial(contextvars.copy_context().run, self._help)
             self.num_helpers += 1
             try:

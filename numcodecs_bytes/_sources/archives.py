@@ -4,7 +4,6 @@ import os
 import struct
 import sys
 import zipfile
-from typing import Any
 
 from zarr.storage import ZipStore
 
@@ -20,18 +19,18 @@ _CLOSED = "the archive was closed"
 
 def open_archive(store: ZipStore) -> int:
     """Return a descriptor of a zip archive."""
-    file: Any = _archive_of(store).fp
+    file = _archive_of(store).fp
     if file is None:
         raise LeftToZarr(_CLOSED)
     # The archive's own file has one position for all threads, and may be closed at any time.
     descriptor = os.dup(file.fileno())
-    if file.closed:  # just before, perhaps: then it is the descriptor of another file
+    if file.closed:  # perhaps just before: the descriptor may be that of another file
         os.close(descriptor)
         raise LeftToZarr(_CLOSED)
     return descriptor
 
 
-def _archive_of(store: Any) -> zipfile.ZipFile:
+def _archive_of(store: ZipStore) -> zipfile.ZipFile:
     """Return the archive of a store; open it if zarr opens it when needed.
 
     The lock of the store is taken only where an archive is opened, or may be written: if a thread
@@ -39,12 +38,12 @@ def _archive_of(store: Any) -> zipfile.ZipFile:
     """
     try:
         archive = zip_file_of(store)
-    except Exception as error:  # whatever it is, zarr raises it as well
+    except Exception as error:  # zarr raises the same error
         raise LeftToZarr(f"the archive can't be opened: {error}") from error
     if archive is None:
         raise LeftToZarr(_CLOSED)
     if archive.mode != "r":
-        flush_zip(store, archive)  # members that were written after it was opened
+        flush_zip(store, archive)  # members may have been written since
     return archive
 
 
@@ -65,7 +64,7 @@ def find_member(store: ZipStore, path: str, descriptor: int) -> OpenExtent | Non
         raise LeftToZarr("it is compressed, or encrypted, in its zip archive")
     name_utf8 = member.orig_filename.encode("utf-8", "replace")
     # The header: signature, flags, the lengths of the name and of what follows it, and the name.
-    num_bytes = 30 + len(name_utf8)  # no encoding of the name is longer
+    num_bytes = 30 + len(name_utf8)  # UTF-8 is the longest encoding of a name
     header = os.pread(descriptor, num_bytes, member.header_offset)
     if len(header) < num_bytes:
         raise LeftToZarr("the archive was truncated")

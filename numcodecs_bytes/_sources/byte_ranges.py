@@ -13,16 +13,15 @@ import numpy as np
 from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import cpu
 
-from numcodecs_bytes._core.dtypes import UInt8Array
-from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._sources.answers import Answer, UnexpectedAnswer
+from numcodecs_bytes._core.interrupts import raise_interrupt
+from numcodecs_bytes._sources.answers import MISSING, Answer
 
-# Takes the length of an object and its version, as far as an answer tells them, and raises
-# `UnexpectedAnswer` if they are not as expected, if possible before the bytes arrive.
-HeadCheck = Callable[[int | None, object], None]
+# Takes the length of an object and its version, as far as a store tells them. Returns what the
+# answer is if they are not as expected, or None. It is called before the bytes arrive, if possible.
+HeadCheck = Callable[[int | None, object], Answer | None]
 # Takes the first byte and the end (exclusive) of a range, or minus the length of a suffix and None;
-# and a `HeadCheck`. Returns the bytes, or None if the object is missing.
-RangeGetter = Callable[[int, int | None, HeadCheck], Awaitable[UInt8Array | None]]
+# and a `HeadCheck`.
+RangeGetter = Callable[[int, int | None, HeadCheck], Awaitable[Answer]]
 
 Errors = tuple[type[Exception], ...]
 
@@ -40,96 +39,109 @@ NOT_FOUND = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 async def from_store(
     store: Any, path: str, start: int, end: int | None, _check: HeadCheck
-) -> UInt8Array | None:
-    """Return a range of a chunk from its store, which states neither length nor version."""
+) -> Answer:
+    """Request a range of a chunk from its store, which states neither length nor version."""
     request = SuffixByteRequest(-start) if end is None else RangeByteRequest(start, end)
-    # In host memory, also for an array on a GPU: what is selected goes there all at once.
+    # It is read into host memory, also for an array on a GPU: a selection goes there all at once.
     buffer = await store.get(path, cpu.buffer_prototype, request)
-    return None if buffer is None else np.asarray(buffer.as_numpy_array()).view(np.uint8)
+    if buffer is None:
+        return MISSING
+    return Answer("read", raw=np.asarray(buffer.as_numpy_array()).view(np.uint8))
 
 
 async def from_objects(
     objects: Any, path: str, start: int, end: int | None, check: HeadCheck
-) -> UInt8Array | None:
-    """Return a range from obstore, which compares it with what the server says it is."""
-    import obstore  # optional, but installed if there is such a store
+) -> Answer:
+    """Request a range from obstore, which compares it with what the server says it is."""
+    import obstore  # it is optional, but installed if there is such a store
 
     byte_range: Any = {"suffix": -start} if end is None else (start, end)
     try:
         response = await obstore.get_async(objects, path, options={"range": byte_range})
-        check(response.meta["size"], strong(response.meta["e_tag"]))
+        unexpected = check(response.meta["size"], strong(response.meta["e_tag"]))
+        if unexpected is not None:
+            return unexpected
         raw: Any = await response.bytes_async()
-        return np.frombuffer(raw, np.uint8)
+        return Answer("read", raw=np.frombuffer(raw, np.uint8))
     except NOT_FOUND:
-        return None
+        return MISSING
     except obstore.exceptions.NotSupportedError:  # Azure supports no suffixes
         if end is not None:
             raise
     try:
         num_bytes = (await obstore.head_async(objects, path))["size"]
     except NOT_FOUND:
-        return None
+        return MISSING
     return await from_objects(objects, path, max(num_bytes + start, 0), num_bytes, check)
 
 
 async def from_file_system(
-    request: Any, missing: Errors, start: int, end: int | None, _check: HeadCheck, **options: object
-) -> UInt8Array | None:
-    """Return a range from a file system, which states neither length nor version.
+    request: Any, missing: Errors, start: int, end: int | None, _check: HeadCheck
+) -> Answer:
+    """Request a range from a file system, which states neither length nor version.
 
     `missing` are the errors that the store takes for a missing object. Its user may have added any;
     those besides `NOT_FOUND` and PermissionError do not prove that the object is missing.
     """
     try:
-        raw = await request(start=start, end=end, **options)
-    except LeftToZarr:
-        raise
+        raw = await request(start=start, end=end)
     except missing as error:
         if isinstance(error, (*NOT_FOUND, PermissionError)):  # S3 may deny what does not exist
-            return None
+            return MISSING
+        raise_interrupt(error)
         why = f"to the store, {type(error).__name__} means that a chunk is missing"
-        raise LeftToZarr(why) from error
-    return np.frombuffer(raw, np.uint8)
+        return Answer("unclear", why)
+    return Answer("read", raw=np.frombuffer(raw, np.uint8))
+
+
+class _EndedEarly(Exception):  # noqa: N818 # not an error
+    """Ends a request, through its client, after the headers of an unexpected response."""
 
 
 async def from_http(
     request: Any, missing: Errors, start: int, end: int | None, check: HeadCheck
-) -> UInt8Array | None:
-    """Return a range from a web server; its headers are checked before the body arrives."""
-    seen = []
+) -> Answer:
+    """Request a range from a web server; its headers are checked before the body arrives."""
+    # It stays this if the client calls nothing back, because it has a cache, for example.
+    why = "its client does not show the headers of responses; aiohttp 3.9 does"
+    unexpected: Answer | None = Answer("wrong", why)
 
     async def see(response: Any) -> None:
-        seen.append(response.status)
-        if response.status >= 400:
-            return  # fsspec raises its own error
-        try:
-            _check_http(response.status, response.headers, start, end, check)
-        except LeftToZarr:
+        nonlocal unexpected
+        status, headers = response.status, response.headers
+        # For other statuses, fsspec raises its own errors.
+        unexpected = _check_http(status, headers, start, end, check) if status < 400 else None
+        if unexpected is not None:
             response.close()  # instead of receiving the rest
-            raise
+            raise _EndedEarly
 
-    raw = await from_file_system(request, missing, start, end, check, raise_for_status=see)
-    if not seen:  # a client with a cache, for example
-        why = "its client does not show the headers of responses; aiohttp 3.9 does"
-        raise UnexpectedAnswer(Answer("wrong", why))
-    return raw
+    async def request_and_see(**byte_range: int | None) -> bytes:
+        with contextlib.suppress(_EndedEarly):
+            raw: bytes = await request(**byte_range, raise_for_status=see)
+            return raw
+        return b""
+
+    answer = await from_file_system(request_and_see, missing, start, end, check)
+    return answer if unexpected is None or answer.kind == "unclear" else unexpected
 
 
-def _check_http(status: int, headers: Any, start: int, end: int | None, check: HeadCheck) -> None:
-    """Raise `UnexpectedAnswer` unless a response is the range that was asked for."""
+def _check_http(
+    status: int, headers: Any, start: int, end: int | None, check: HeadCheck
+) -> Answer | None:
+    """Return what a response is if it is not the range that was asked for, or None."""
     text = ", ".join(headers.getall("Content-Range", ()))
     asked = f"the last {-start} bytes" if end is None else f"bytes {start} to {end}"
     content = parse_content_range(text)
     num_bytes = content and content.num_bytes
-    if end is None and content:  # a suffix, whose end is that of the object
+    if end is None and content:  # a suffix ends where the object does
         num_bytes = num_bytes or content.end
         start, end = max(num_bytes + start, 0), num_bytes
     is_right = status == 206 and content is not None and content[:2] == (start, end)
     if not is_right or "Content-Encoding" in headers:
         answered = f"status {status} and {text or 'no Content-Range'}"
         why = f"it answers a range with {answered} instead of {asked}"
-        raise UnexpectedAnswer(Answer("wrong", why))
-    check(num_bytes, strong(headers.get("ETag")))
+        return Answer("wrong", why)
+    return check(num_bytes, strong(headers.get("ETag")))
 
 
 def answer_of(error: Exception) -> Answer:
@@ -141,14 +153,14 @@ def _reason_of(error: Exception) -> str:
     """Return the first line of an error, without what only one request has, such as its URL."""
     line = traceback.format_exception_only(error)[0].partition("\n")[0]  # `str` may fail
     kind, colon, text = line.partition(": ")
-    if type(error).__module__.startswith("obstore."):  # which says how long it took, then " - "
+    if type(error).__module__.startswith("obstore."):  # its texts begin with a duration
         text = text.partition(" - ")[2] or text
     return f"{kind}{colon}{re.sub(_WITH_SLASH, '...', text)}"[:200]
 
 
 def _is_refusal(error: Exception) -> bool:
     """Whether an error says that a store does not serve a range, not that a request failed."""
-    if type(error).__module__.startswith("obstore."):  # whose own errors tell nothing but a text
+    if type(error).__module__.startswith("obstore."):  # its own errors tell nothing but a text
         return _REFUSED_BY_OBSTORE.search(str(error)) is not None
     status = _status_of(error)
     return isinstance(error, NotImplementedError) or (
@@ -158,7 +170,7 @@ def _is_refusal(error: Exception) -> bool:
 
 def _status_of(error: BaseException) -> int:
     """Return the status that an error of HTTP tells; 0 if it tells none."""
-    with contextlib.suppress(Exception):  # errors of others, any of whose attributes may raise
+    with contextlib.suppress(Exception):  # any attribute of such an error may raise
         response: Any = getattr(error, "response", None)
         if isinstance(response, dict):  # of botocore
             return int(response["ResponseMetadata"]["HTTPStatusCode"])

@@ -31,6 +31,10 @@ _AT_ONCE_BYTES = 1 << 23
 _TRUNCATED = "the file was truncated while it was read"
 
 
+class NowaitError(Exception):
+    """The system can't read a file without waiting: only Linux can, not on tmpfs, overlay, FUSE."""
+
+
 class Checksum:
     """Computes the CRC-32 of a chunk from what is read of it in order, and reads the rest."""
 
@@ -87,8 +91,8 @@ class FileExtent(NamedTuple):
     key: Hashable = None
     start: int = 0  # the offset of the chunk in the file, in bytes
     num_bytes: int | None = None  # the length of the chunk; None if it is the whole file
-    # If only the open file tells where the chunk is, as an archive does: takes the descriptor, and
-    # returns None if the file does not hold it; may raise `LeftToZarr`.
+    # Returns where the chunk is, given the descriptor, if only the open file tells, as an archive
+    # does; or None if the file does not hold it. May raise `LeftToZarr`.
     find_member: Callable[[int], OpenExtent | None] | None = None
 
     def find_in(self, descriptor: int, length: int) -> OpenExtent | None:
@@ -135,7 +139,7 @@ def extent_in(file_extent: FileExtent, descriptor: int) -> OpenExtent | None:
     """Return where a chunk is in its open file; None if it is missing."""
     length = _length_of(descriptor)
     if not length:
-        raise LeftToZarr("the system gives its length as 0")  # of a file of procfs, for example
+        raise LeftToZarr("the system gives its length as 0")  # as for files of procfs
     extent = file_extent.find_in(descriptor, length)
     if extent is not None and extent.start + extent.num_bytes > length:
         raise LeftToZarr("it reaches beyond the end of its file")
@@ -178,7 +182,7 @@ def prefetch(descriptor: int, runs: Iterable[tuple[int, int]], max_gap: int = 0)
     """
     if not hasattr(os, "posix_fadvise"):
         return
-    range_start = range_end = -max_gap - 1  # there is nothing before the first run
+    range_start = range_end = -max_gap - 1  # so far before the first run that they are apart
     try:
         for start, length in runs:
             if not 0 <= start - range_end <= max_gap:
@@ -186,7 +190,7 @@ def prefetch(descriptor: int, runs: Iterable[tuple[int, int]], max_gap: int = 0)
                 range_start = start
             range_end = start + length
         _prefetch_range(descriptor, range_start, range_end)
-    except OSError as error:  # it is only a hint
+    except OSError as error:  # to prefetch is only a hint
         raise_if_of_caller(error)
 
 
@@ -196,7 +200,7 @@ def _prefetch_range(descriptor: int, start: int, end: int) -> None:
         os.posix_fadvise(descriptor, offset, num_bytes, os.POSIX_FADV_WILLNEED)
 
 
-def read_runs(
+def fetch_runs(
     descriptor: int, starts: Sequence[int], run_bytes: int, buffer_of: Callable[[int], memoryview]
 ) -> bytes | memoryview:
     """Return runs of a file, end to end, all of the same length in bytes.
@@ -209,21 +213,21 @@ def read_runs(
         raw = b"".join([pread(descriptor, run_bytes, start) for start in starts])
         if len(raw) == len(starts) * run_bytes:
             return raw
-        # Else it was truncated meanwhile, or the file system returns less than it is asked for.
+        # The file was truncated meanwhile, or its system returns less than it is asked for.
     buffer = buffer_of(len(starts) * run_bytes)
-    read_runs_into(descriptor, starts, buffer)
+    fetch_runs_into(descriptor, starts, buffer)
     return buffer
 
 
-def read_runs_into(descriptor: int, starts: Sequence[int], view: memoryview) -> None:
-    """Fill a view with runs of a file, end to end, all of the same length."""
+def fetch_runs_into(descriptor: int, starts: Sequence[int], view: memoryview) -> None:
+    """Read runs of a file, end to end, all of the same length, into a view."""
     run_bytes = len(view) // len(starts)
     for start, first in zip(starts, range(0, len(view), run_bytes), strict=True):
         read_exactly(descriptor, start, view[first : first + run_bytes])
 
 
 def read_exactly(descriptor: int, start: int, view: memoryview) -> None:
-    """Fill a view from a file, from `start` on; raise `LeftToZarr` if the file is too short."""
+    """Read a file into a view, from `start` on; raise `LeftToZarr` if the file is too short."""
     while view:
         if hasattr(os, "preadv"):
             num = os.preadv(descriptor, [view[:_AT_ONCE_BYTES]], start)
@@ -236,21 +240,21 @@ def read_exactly(descriptor: int, start: int, view: memoryview) -> None:
         view, start = view[num:], start + num
 
 
-def read_cached_nowait(descriptor: int, start: int, view: memoryview) -> int | None:
+def read_cached_nowait(descriptor: int, start: int, view: memoryview) -> int:
     """Read what the system has in memory of a file, without waiting; return how many bytes.
 
-    Returns None if the system can't tell: only Linux can, and not on tmpfs, overlay and FUSE.
+    Raises `NowaitError` if the system can't tell.
     """
     try:
         return os.preadv(descriptor, [view[:_AT_ONCE_BYTES]], start, os.RWF_NOWAIT)
-    except BlockingIOError:  # it is cold
+    except BlockingIOError:  # the file is cold
         return 0
-    except AttributeError:  # not Linux
-        return None
+    except AttributeError:  # the system is not Linux
+        raise NowaitError from None
     except OSError as error:
         if error.errno not in _NOT_SUPPORTED:
             raise
-        return None
+        raise NowaitError from None
 
 
 def _read_at(descriptor: int, num_bytes: int, start: int) -> bytes:

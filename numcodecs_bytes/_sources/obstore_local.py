@@ -6,14 +6,18 @@ from typing import Any
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._sources.store_states import state_of
+from numcodecs_bytes._zarr_api.names import name_of_class
 
 
 def folder_of(objects: Any) -> str | None:
     """Return the folder that an obstore LocalStore reads, without "/" at the end.
 
-    Returns None if that is not certain. Its `prefix` is only the path that it was given, whose
-    links it resolved when it was made. Only its errors name the folder itself, which never changes.
+    Returns None for other stores, and if the folder is not certain. The `prefix` of a store is only
+    the path that it was given, whose links it resolved when it was made. Only its errors name the
+    folder itself, which never changes.
     """
+    if name_of_class(objects) != "obstore.store.LocalStore":
+        return None
     state = state_of(objects)
     if state.folder is None:
         name = f"no-object-{uuid.uuid4().hex}"

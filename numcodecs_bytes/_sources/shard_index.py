@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Hashable
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,7 @@ ENTRY_BYTES = 5 << 10
 CHECKSUM_BYTES = 4  # the last ones of an index
 
 
-def index_of(shard: ShardLayout, raw: Any) -> UInt64Array:
+def index_of(shard: ShardLayout, raw: UInt8Array) -> UInt64Array:
     """Return the index of a shard: offsets and lengths in bytes, shape ``(*grid_shape, 2)``.
 
     Raises `ZarrFails` if its checksum is wrong.
@@ -77,8 +76,8 @@ class IndexCache:
             index, checksum = cached
             end = extent.start + shard.index_start(extent.num_bytes) + shard.index_bytes
             starts = [end - CHECKSUM_BYTES]
-            current = files.read_runs(extent.descriptor, starts, CHECKSUM_BYTES, files.page_aligned)
-            if current == checksum:
+            tail = files.fetch_runs(extent.descriptor, starts, CHECKSUM_BYTES, files.page_aligned)
+            if tail == checksum:
                 self._add(key, index, checksum)
                 return index, FetchCounts(1, CHECKSUM_BYTES)
             fetched = FetchCounts(2, CHECKSUM_BYTES + shard.index_bytes)

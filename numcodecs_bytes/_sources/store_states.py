@@ -13,10 +13,10 @@ from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._sources.answers import Answer
 from numcodecs_bytes._zarr_api.names import name_of_store
 
-# From how long answers the rate of a store is learnt.
+# The rate of a store is learnt from answers of at least this length.
 MIN_RATED_BYTES = 1 << 20
 
-# Objects, one after the other, whose ranges can't be requested, although zarr can read them whole.
+# So many objects in a row make a strike if their ranges can't be requested, but zarr reads them.
 MAX_FAILURES = 3
 
 # How long zarr reads a store after a strike. Its server may have been replaced by then.
@@ -29,16 +29,19 @@ class StoreState:
     """What is known about a store."""
 
     has_answered = False  # whether it has answered a range properly
-    is_answering = False  # whether it has, and no request has failed since then
-    num_failures = 0  # objects in a row, since then, whose ranges could not be requested
+    is_answering = False  # whether no request has failed since its last answer
+    num_failures = 0  # how many objects in a row have failed since its last answer
     tells_versions = True  # until the versions in its answers differ or are missing
-    folder: str | None = None  # that obstore's LocalStore reads, once it is found
+    folder: str | None = None  # what obstore's LocalStore reads; None until it is found
     # Its fastest answer with bytes of a chunk so far: a busy machine can make a near store look
     # far, never the reverse.
     least_seconds = math.inf
     _num_rates, _best_rate = 0, 0.0  # of long answers, in bytes per second
     _struck_until = 0.0
     _why_struck = ""
+
+    def __init__(self, store: weakref.ref[object]) -> None:
+        self._store = store  # its name is logged
 
     @property
     def is_struck(self) -> bool:
@@ -75,30 +78,29 @@ class StoreState:
     def check(self) -> None:
         """Raise LeftToZarr if zarr reads the store."""
         if self.is_struck:
-            raise LeftToZarr(
-                f"the store does not serve byte ranges as requested ({self._why_struck})"
-            )
+            why = f"the store does not serve byte ranges as requested ({self._why_struck})"
+            raise LeftToZarr(why)
 
-    def strike(self, store: object, answer: Answer) -> None:
-        """Let zarr read a store from now on, and log why, once."""
+    def strike(self, answer: Answer) -> None:
+        """Let zarr read the store from now on, and log why, once."""
         if self.is_struck:
             return
         self._why_struck, self._struck_until = answer.why, time.monotonic() + STRUCK_SECONDS
         level = logging.INFO if answer.kind == "missing" else logging.WARNING
         text = "%s does not serve byte ranges as requested (%s): whole chunks are read instead"
-        logger.log(level, text, name_of_store(store), answer.why)
+        logger.log(level, text, name_of_store(self._store()), answer.why)
 
 
-# By `id`, because stores can't be hashed. The weak reference to a store removes its state with it.
+# By `id`, because stores can't be hashed. The weak reference in a state removes it with the store.
 # Threads need no lock, which a child process could find taken, because `setdefault` is atomic.
-_states: dict[int, tuple[weakref.ref[object], StoreState]] = {}
+_states: dict[int, StoreState] = {}
 
 
 def state_of(store: object) -> StoreState:
     """Return what is known about a store: always the same object, whichever thread is first."""
     key = id(store)
-    entry = _states.get(key)
-    if entry is None:
-        new = weakref.ref(store, lambda _: _states.pop(key, None)), StoreState()
-        entry = _states.setdefault(key, new)
-    return entry[1]
+    state = _states.get(key)
+    if state is None:
+        new = StoreState(weakref.ref(store, lambda _: _states.pop(key, None)))
+        state = _states.setdefault(key, new)
+    return state

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import zarr.codecs.sharding
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, ZipStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath, ZipStore
 
 from numcodecs_bytes._core.catch import value_or_error
-from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._plan.outcome import AlreadyInMemory, LeftToZarr, NoReference, NotOpen
+from numcodecs_bytes._sources.answers import Answer
 from numcodecs_bytes._sources.archives import find_member, open_archive
 from numcodecs_bytes._sources.byte_ranges import (
     NOT_FOUND,
@@ -34,7 +34,8 @@ from numcodecs_bytes._sources.files import FileExtent, opener_of, path_of_file
 from numcodecs_bytes._sources.obstore_local import folder_of, is_file_name
 from numcodecs_bytes._sources.store_states import state_of
 from numcodecs_bytes._sources.virtualizarr import requests_of
-from numcodecs_bytes._zarr_api.names import name_of_class, name_of_type
+from numcodecs_bytes._zarr_api.file_systems import is_local, references_of, target_of, unwrapped
+from numcodecs_bytes._zarr_api.names import name_of_class
 from numcodecs_bytes._zarr_api.options import classes_not_installed, stores_with_ranges
 from numcodecs_bytes._zarr_api.private_names import is_open
 
@@ -43,7 +44,7 @@ class ObjectExtent(NamedTuple):
     """Where a chunk, or a shard, is in an object that is requested."""
 
     get: RangeGetter
-    store: object  # how it answers is remembered
+    store: object  # its `StoreState` remembers how it answers
     tells_versions: bool = False  # whether answers may tell the version of the object
     start: int = 0  # the offset of the chunk in the object, in bytes
     num_bytes: int | None = None  # the length of the chunk; None if it is the whole object
@@ -111,7 +112,7 @@ def states_lengths(store: object) -> bool:
 
 def only_states_lengths(store: object) -> bool:
     """Whether a store states how long chunks are, whatever the files hold that they are in."""
-    has_references = hasattr(getattr(store, "fs", None), "references")
+    has_references = references_of(store) is not None
     return has_references or name_of_class(store) == "icechunk.store.IcechunkStore"
 
 
@@ -173,7 +174,7 @@ def _of_any(store: Any) -> ChunkLocator:
 def _of_manifest_store(store: Any) -> ChunkLocator:
     """Return a function that says where VirtualiZarr's chunks are: what its manifests refer to."""
     request_of = requests_of(store)
-    locators: dict[int, ChunkLocator] = {}  # by the `id` of an object store, which they keep
+    locators: dict[int, ChunkLocator] = {}  # by the `id` of an object store that they keep alive
 
     def find(path: str) -> Extent:
         request = request_of(path)
@@ -188,16 +189,11 @@ def _of_manifest_store(store: Any) -> ChunkLocator:
     return find
 
 
-def _of_object_store(store: ObjectStore[Any]) -> ChunkLocator:
-    return _in_objects(store, store.store)
-
-
 def _in_objects(store: object, objects: object) -> ChunkLocator:
     """Return a function that says where the objects of an object store are."""
-    name = name_of_class(objects)
-    if name == "obstore.store.MemoryStore":
+    if name_of_class(objects) == "obstore.store.MemoryStore":
         raise AlreadyInMemory("it is in memory")
-    folder = folder_of(objects) if name == "obstore.store.LocalStore" else None
+    folder = folder_of(objects)
 
     def find(path: str) -> Extent:
         if folder is not None and is_file_name(path):
@@ -230,30 +226,27 @@ def _of_fsspec_store(store: FsspecStore) -> ChunkLocator:
 
 def _behind_references(store: FsspecStore, file_system: Any) -> ChunkLocator:
     """Return a function that says where references point: to a part of a file, or to a file."""
-    from fsspec.core import split_protocol  # optional, but installed with references
+    from fsspec.core import split_protocol  # it is optional, but installed with references
 
-    locators: dict[int, ChunkLocator] = {}  # by the `id` of a file system, which they keep
+    locators: dict[int, ChunkLocator] = {}  # by the `id` of a file system that they keep alive
 
     def find(path: str) -> Extent:
         reference = _reference_to(path, file_system)
         try:
-            is_part = len(reference) > 1
-            url, offset, num_bytes = reference if is_part else (*reference, 0, 0)
-            url = file_system.target if url is None else url
+            url, part = target_of(reference, file_system)
             leaf = file_system.fss[split_protocol(url)[0]]
-            offset, num_bytes = int(offset), int(num_bytes)
         except Exception as error:
             raise LeftToZarr("its reference is of an unknown form") from error
-        if offset < 0 or num_bytes < 0:  # but some bytes of the chunk may be there
+        if part and min(part) < 0:  # fsspec may still return some bytes
             raise LeftToZarr("its reference has a negative offset or length")
         if id(leaf) not in locators:
             locators[id(leaf)] = _in_file_system(store, leaf)
         whole = locators[id(leaf)](url)
-        if is_part:
-            return _part_of(whole, offset, num_bytes, (id(leaf), url))
+        if part:
+            return _part_of(whole, *part, (id(leaf), url))
         if isinstance(whole, FileExtent):
             return whole
-        if not whole.tells_versions:  # nor the length: a header would be read as elements
+        if not whole.tells_versions:  # without its length, a header would be read as elements
             raise LeftToZarr(
                 "its reference has no offset and length; with both, it is read in part"
             )
@@ -280,11 +273,10 @@ def _in_file_system(store: FsspecStore, file_system: Any) -> ChunkLocator:
 
     Raises `LeftToZarr` if all of them are left to zarr.
     """
-    name, inner = name_of_class(file_system), file_system
-    missing = store.allowed_exceptions if file_system is store.fs else ()  # else a broken reference
-    if name == "fsspec.implementations.asyn_wrapper.AsyncFileSystemWrapper":
-        inner = file_system.sync_fs
-    if name_of_class(inner) == "fsspec.implementations.local.LocalFileSystem":
+    name, inner = name_of_class(file_system), unwrapped(file_system)
+    # What a reference points to can't be missing: then, the reference is broken.
+    missing = store.allowed_exceptions if file_system is store.fs else ()
+    if is_local(inner):
         strip = inner._strip_protocol
         return lambda path: FileExtent(opener_of(strip(path)), missing)
     get = _FILE_SYSTEMS.get(name)
@@ -304,7 +296,7 @@ def _in_file_system(store: FsspecStore, file_system: Any) -> ChunkLocator:
 
 
 # File systems that answer concurrent range requests, besides those of obstore.
-_FILE_SYSTEMS: dict[str, Callable[..., Awaitable[UInt8Array | None]]] = {
+_FILE_SYSTEMS: dict[str, Callable[..., Awaitable[Answer]]] = {
     "adlfs.spec.AzureBlobFileSystem": from_file_system,
     "fsspec.implementations.http.HTTPFileSystem": from_http,
     "gcsfs.core.GCSFileSystem": from_file_system,
@@ -315,13 +307,9 @@ _SOURCES: dict[str, Callable[[Any], ChunkLocator]] = {
     "zarr.storage._local.LocalStore": _of_local_store,
     "zarr.storage._memory.MemoryStore": _of_memory_store,
     "zarr.storage._zip.ZipStore": _of_zip_store,
-    "zarr.storage._obstore.ObjectStore": _of_object_store,
+    "zarr.storage._obstore.ObjectStore": lambda store: _in_objects(store, store.store),
     "zarr.storage._fsspec.FsspecStore": _of_fsspec_store,
     "icechunk.store.IcechunkStore": _of_any,
     "virtualizarr.manifests.store.ManifestStore": _of_manifest_store,
+    "numcodecs_bytes._tools.locations.References": _of_fsspec_store,
 }
-
-
-def read_like(kind: type, known: type) -> None:
-    """Find the chunks of a class of stores of this package like those of a known class."""
-    _SOURCES[name_of_type(kind)] = _SOURCES[name_of_type(known)]

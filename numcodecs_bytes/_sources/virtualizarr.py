@@ -38,10 +38,10 @@ def requests_of(store: Any) -> Callable[[str], Request]:
         def get_range_async(
             path: str, *, start: SupportsInt, end: SupportsInt
         ) -> Generator[Request]:
-            yield Request(objects, path, int(start), int(end))  # they may be uint64
+            yield Request(objects, path, int(start), int(end))  # they may be NumPy's uint64
 
         names = [name for name in ("prefix", "url") if hasattr(objects, name)]
-        attributes = {name: getattr(objects, name) for name in names}  # they make a URL a path
+        attributes = {name: getattr(objects, name) for name in names}  # to resolve URLs
         return types.SimpleNamespace(get_range_async=get_range_async, **attributes), path
 
     recording = copy.copy(store)

@@ -16,7 +16,7 @@ from numcodecs_bytes._plan.outcome import AlreadyInMemory, LeftToZarr, NoReferen
 from numcodecs_bytes._sources.files import FileExtent, length_of_file
 from numcodecs_bytes._sources.stores import find_extent
 from numcodecs_bytes._zarr_api.defaults import why_aside
-from numcodecs_bytes._zarr_api.names import name_of_class
+from numcodecs_bytes._zarr_api.names import other_pipeline
 
 
 def array_of(document: Any, store_path: StorePath, config: Any = None) -> AnyArray:
@@ -27,7 +27,7 @@ def array_of(document: Any, store_path: StorePath, config: Any = None) -> AnyArr
 def why_not_opened(document: JSONObject) -> str:
     """Return what helps if zarr does not know the data type in metadata, or ""."""
     data_type = json.dumps(document.get("data_type", document.get("dtype")))
-    # Such as netCDF-C writes, which not all versions of zarr read.
+    # netCDF-C writes such data types, and not all versions of zarr read them.
     if found := re.search('"([<>=])([biu]1|[SV][0-9]+)"', data_type):
         order, kind = found.groups()
         return f'"{order}{kind}" has a byte order that means nothing: write "|{kind}" in .zarray'
@@ -39,11 +39,9 @@ def layout_for_partial_reads(array: AnyArray) -> Layout:
 
     Raises `LeftToZarr` if that is not so. Nothing is requested.
     """
-    pipeline = array.async_array.codec_pipeline
-    if not getattr(pipeline, "reads_partially", False):  # it may be zarr's, under the name of ours
-        why = f"{name_of_class(pipeline)} is the codec pipeline"
+    if why := other_pipeline(type(array.async_array.codec_pipeline)):
         raise LeftToZarr(why_aside.get("arrays", why))
-    # Not with any version of zarr.
+    # An untested version of zarr may lack what this imports.
     from numcodecs_bytes._pipeline.array_layouts import layout_of_array
 
     layout = layout_of_array(array)
@@ -51,7 +49,7 @@ def layout_for_partial_reads(array: AnyArray) -> Layout:
     extent: object = value_or_error(find_extent, array.store_path / first)
     if isinstance(extent, FileExtent):
         extent = value_or_error(length_of_file, extent)
-    # Other errors say that it is missing, or damaged, which is checked later.
+    # Other errors say that the chunk is missing or damaged. That is checked later.
     known = AlreadyInMemory | NoReference | NotOpen
     if isinstance(extent, LeftToZarr) and not isinstance(extent, known):
         raise extent

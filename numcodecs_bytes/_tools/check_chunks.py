@@ -6,8 +6,8 @@ Chunks are decoded by zarr's own codecs, and take as much memory as they do in z
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import numcodecs
 import numpy as np
@@ -26,15 +26,13 @@ from numcodecs_bytes._core.catch import async_value_or_error
 from numcodecs_bytes._core.dtypes import Array, leaf_dtypes, pack_dtype, stored_dtype
 from numcodecs_bytes._plan.shards import REMEDY
 from numcodecs_bytes._tools.arrays import array_of
-from numcodecs_bytes._tools.documents import METADATA, join
+from numcodecs_bytes._tools.documents import join
 from numcodecs_bytes._tools.reporting import ArrayReport, Limits, ProgressBar, describe_error
 from numcodecs_bytes._tools.stored_chunks import (
     MAX_UNLISTED,
-    BesideChunks,
     ChunkCoords,
-    MisnamedChunk,
+    Listed,
     StoredChunk,
-    UnlistedArray,
     chunks_at,
     find_chunks,
     grid_of,
@@ -57,59 +55,71 @@ def check_chunks(
     except NotImplementedError as error:
         report.notes.append(f"its chunks were not checked: {error}")
         return None
-    advance: Callable[[int], object] = progress.update if progress is not None else lambda _: None
     if progress is not None:
         progress.total = (progress.total or 0) + num_in_all
         progress.refresh()
     checks = _checks_of(array, codecs, report, limits)
-    num_before = len(report.problems), report.num_problems
-    beside: list[BesideChunks] = []
-    first: ChunkCoords | None = None
-    sizes: set[int | None] = set()
-    num_unread = 0
-    chunks = itertools.islice(_only_chunks(find_chunks(array), beside), limits.max_chunks)
+    before = len(report.problems), report.num_problems
+    found = _check_present(checks, report, limits, progress)
+    if progress is not None:
+        progress.update(num_in_all - report.num_chunks)
+    if why := _why_all_are_wrong(array, report.num_chunks, found.lengths, checks.expected):
+        del report.problems[before[0] :]  # they say the same of each chunk
+        report.num_problems = before[1]
+        report.add_problem(why)
+    if found.num_unread:
+        what = f"{found.num_unread} of {report.num_chunks} members of the zip archive"
+        limit = f"the limit is {limits.max_chunk_bytes} bytes"
+        report.notes.append(f"the checksums of {what} were not checked: {limit}")
+    _report_listing(array, found.beside, num_in_all, report, limits)
+    return found.first
+
+
+@dataclass
+class _Found:
+    """What is found of an array, besides the problems of its chunks."""
+
+    beside: list[Listed] = field(default_factory=list)  # what is no chunk
+    first: ChunkCoords | None = None  # the first chunk that can be read
+    lengths: set[int | None] = field(default_factory=set)  # None: one can't be read
+    num_unread: int = 0  # how many members of a zip archive are too long to be read
+
+    def only_chunks(self, found: Iterator[StoredChunk | Listed]) -> Iterator[StoredChunk]:
+        """Yield the chunks, and keep what else is found."""
+        for each in found:
+            if isinstance(each, StoredChunk):
+                yield each
+            else:
+                self.beside.append(each)
+
+
+def _check_present(
+    checks: "_Checks", report: ArrayReport, limits: Limits, progress: ProgressBar | None
+) -> _Found:
+    """Report the problem of each chunk that exists, and return what else is found."""
+    array, found = checks.array, _Found()
+    chunks = itertools.islice(found.only_chunks(find_chunks(array)), limits.max_chunks)
     while batch := list(itertools.islice(chunks, checks.num_at_once)):
         problems = checks.problems_of(batch)
         for chunk in batch:
-            size = chunk.size if isinstance(chunk.size, int) else None
-            if first is None and size is not None:
-                first = chunk.chunk_coords
-            sizes.add(size)
-            num_unread += checks.leaves_unread(chunk)
+            if found.first is None and chunk.error is None:
+                found.first = chunk.chunk_coords
+            found.lengths.add(chunk.num_bytes)
+            found.num_unread += checks.leaves_unread(chunk)
             if problem := problems[chunk.chunk_coords]:
                 reference = reference_of(array.store, chunk.key)
                 report.add_problem(f"chunk {chunk.key}{reference} {problem}")
         report.num_chunks += len(batch)
-        advance(len(batch))
-    advance(num_in_all - report.num_chunks)
-    if why := _why_all_are_wrong(array, report.num_chunks, sizes, checks.expected):
-        del report.problems[num_before[0] :]  # the same of each chunk
-        report.num_problems = num_before[1]
-        report.add_problem(why)
-    if num_unread:
-        what = f"{num_unread} of {report.num_chunks} members of the zip archive"
-        limit = f"the limit is {limits.max_chunk_bytes} bytes"
-        report.notes.append(f"the checksums of {what} were not checked: {limit}")
-    _report_listing(array, beside, num_in_all, report, limits)
-    return first
-
-
-def _only_chunks(
-    found: Iterator[StoredChunk | BesideChunks], beside: list[BesideChunks]
-) -> Iterator[StoredChunk]:
-    """Yield the chunks, and keep what else is found."""
-    for each in found:
-        if isinstance(each, StoredChunk):
-            yield each
-        else:
-            beside.append(each)
+        if progress is not None:
+            progress.update(len(batch))
+    return found
 
 
 def _why_all_are_wrong(
-    array: AnyArray, num_chunks: int, sizes: set[int | None], expected: int | None
+    array: AnyArray, num_chunks: int, lengths: set[int | None], expected: int | None
 ) -> str:
     """Return what is wrong if all of several chunks have the same wrong length, or ""."""
-    length = next(iter(sizes)) if len(sizes) == 1 else None
+    length = next(iter(lengths)) if len(lengths) == 1 else None
     if not length or expected in (None, length) or num_chunks == 1:
         return ""
     item_size, rest = divmod(length, math.prod(array.chunks))
@@ -131,7 +141,7 @@ class _Checks:
     expected: int | None  # the length of each chunk in bytes; None if a codec changes it
     is_blosc: bool
     decoded: AnyArray | None  # the array as it is to be read, if chunks are decoded
-    max_member_bytes: int  # of those members of zip archives that are read
+    max_member_bytes: int  # longer members of zip archives are not read
 
     @property
     def num_at_once(self) -> int:
@@ -148,8 +158,7 @@ class _Checks:
 
     def leaves_unread(self, chunk: StoredChunk) -> bool:
         """Whether a chunk is a member of a zip archive that is too long to be read."""
-        is_long = isinstance(chunk.size, int) and chunk.size > self.max_member_bytes
-        return self.reads_members and is_long
+        return self.reads_members and (chunk.num_bytes or 0) > self.max_member_bytes
 
     def problems_of(self, batch: list[StoredChunk]) -> dict[ChunkCoords, str]:
         """Return the problem of each chunk, or ""."""
@@ -158,7 +167,7 @@ class _Checks:
             arguments = [(self.array, chunk) for chunk in batch]
             lengths = sync(concurrent_map(arguments, _length_in_header, concurrency()))
         problems = {
-            chunk.chunk_coords: _problem_with_size(chunk.size, length)
+            chunk.chunk_coords: _problem_with_length(chunk, length)
             for chunk, length in zip(batch, lengths, strict=True)
         }
         if self.reads_members:
@@ -221,7 +230,7 @@ def _array_to_decode(
         of_zarr: list[Codec] = [V2Codec(filters=metadata.filters, compressor=metadata.compressor)]
     else:
         of_zarr = [_codec_of_zarr(codec) for codec in metadata.codecs]
-    # Not by zarr's config, which is that of all threads.
+    # zarr's config would set the pipeline as well, but for all threads.
     pipeline = BatchedCodecPipeline.from_codecs(of_zarr)
     object.__setattr__(decoded.async_array, "codec_pipeline", pipeline)
     return decoded
@@ -231,19 +240,19 @@ def _codec_of_zarr(codec: Codec) -> Codec:
     """Return zarr's own codec "bytes" in place of another one, also in shards."""
     if isinstance(codec, ShardingCodec):
         return replace(codec, codecs=tuple(map(_codec_of_zarr, codec.codecs)))
-    if isinstance(codec, BytesCodec):  # that of zarr 3.1.6 needs an endian for any structure
+    if isinstance(codec, BytesCodec):  # zarr 3.1.6 needs an endian for any structure
         return BytesCodec(endian=codec.endian or "little")
     return codec
 
 
 async def _length_in_header(array: AnyArray, chunk: StoredChunk) -> int | None:
     """Return how far Blosc reads: as its header says, even beyond the chunk; None if unknown."""
-    if not isinstance(chunk.size, int) or not chunk.size:
+    if not chunk.num_bytes:
         return None
     start = RangeByteRequest(0, 16)
     header = await array.store.get(chunk.key, default_buffer_prototype(), start)
     stated = 0 if header is None else int.from_bytes(header.to_bytes()[12:16], "little")
-    return max(chunk.size, stated)
+    return max(chunk.num_bytes, stated)
 
 
 async def _problem_of_member(array: AnyArray, chunk: StoredChunk) -> str:
@@ -252,25 +261,26 @@ async def _problem_of_member(array: AnyArray, chunk: StoredChunk) -> str:
     return f"can't be read: {describe_error(found)}" if isinstance(found, Exception) else ""
 
 
-def _problem_with_size(size: int | Exception, expected: int | None) -> str:
-    """Return the problem with a chunk's size, or ""; `expected` is None for encoded chunks."""
-    if isinstance(size, IsADirectoryError):
+def _problem_with_length(chunk: StoredChunk, expected: int | None) -> str:
+    """Return the problem with a chunk's length, or ""; `expected` is None for encoded chunks."""
+    if isinstance(chunk.error, IsADirectoryError):
         return "is a folder, so zarr reads the fill value: remove it, or write the chunk again"
-    if isinstance(size, Exception):
-        return f"can't be read: {describe_error(size)}"
+    if chunk.error is not None:
+        return f"can't be read: {describe_error(chunk.error)}"
+    num_bytes = chunk.num_bytes or 0
     if expected is None:
-        return "" if size else "holds 0 bytes: it is truncated"
-    if size == expected:
+        return "" if num_bytes else "holds 0 bytes: it is truncated"
+    if num_bytes == expected:
         return ""
-    why = "it is truncated" if size < expected else "it has another shape or is compressed"
-    return f"holds {size} bytes, expected {expected}: {why}"
+    why = "it is truncated" if num_bytes < expected else "it has another shape or is compressed"
+    return f"holds {num_bytes} bytes, expected {expected}: {why}"
 
 
 async def _problems_in(array: AnyArray, all_coords: list[ChunkCoords]) -> dict[ChunkCoords, str]:
     """Decode chunks, and return the problems of those that have any."""
 
     async def problems_in(run: list[ChunkCoords]) -> dict[ChunkCoords, str]:
-        # Together they take a fraction of the time.
+        # To decode chunks together takes a fraction of the time.
         if len(run) > 1 and not await _problem_in(array, run):
             return {}
         return {coords: await _problem_in(array, [coords]) for coords in run}
@@ -336,23 +346,23 @@ def _count_invalid(elements: Array) -> int:
 
 def _report_listing(
     array: AnyArray,
-    beside: list[BesideChunks],
+    beside: list[Listed],
     num_in_all: int,
     report: ArrayReport,
     limits: Limits,
 ) -> None:
     """Report folders that can't be listed, how many chunks there are, misnamed and other files."""
-    errors = [each for each in beside if isinstance(each, Exception)]
+    errors = [each.name for each in beside if each.kind == "error"]
     for error in errors:
-        report.add_problem(f"a folder of chunks can't be listed: {describe_error(error)}")
-    others = [each for each in beside if isinstance(each, str) and not METADATA.fullmatch(each)]
+        report.add_problem(f"a folder of chunks can't be listed: {error}")
+    others = [each.name for each in beside if each.kind == "other"]
     others += _report_misnamed(array, beside, report)
     num_chunks = report.num_chunks
     if num_chunks == limits.max_chunks:
         report.notes.append(f"{num_chunks} of {num_in_all} chunks were checked")
         return
     num_tried = num_in_all
-    if any(isinstance(each, UnlistedArray) for each in beside) and num_in_all:
+    if num_in_all and any(each.kind == "unlisted" for each in beside):
         num_tried = min(num_in_all, MAX_UNLISTED)
         tried = f"{num_tried} of {num_in_all} names of chunks were tried"
         report.notes.append(f"{tried}: the store lists none")
@@ -367,9 +377,9 @@ def _report_listing(
         report.notes.append(note)
 
 
-def _report_misnamed(array: AnyArray, beside: list[BesideChunks], report: ArrayReport) -> list[str]:
+def _report_misnamed(array: AnyArray, beside: list[Listed], report: ArrayReport) -> list[str]:
     """Report chunks that have another name; return the names of those that also have their own."""
-    misnamed = [each for each in beside if isinstance(each, MisnamedChunk)]
+    misnamed = [each for each in beside if each.kind == "misnamed"]
     found = chunks_at(array, [each.chunk_coords for each in misnamed])
     present = {chunk.chunk_coords for chunk in found}
     for each in misnamed:

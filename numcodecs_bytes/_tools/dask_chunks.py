@@ -57,7 +57,7 @@ def dask_chunks(
     TypeError, ValueError
         If an argument is anything else, or no array of a group has named dimensions.
     """
-    import zarr  # not by `import numcodecs_bytes`
+    import zarr  # `import numcodecs_bytes` must not
 
     num_bytes = parse_size(size)
     if num_bytes is None or num_bytes < 1:
@@ -79,7 +79,7 @@ def _plan_chunks(array: Any, size: int, given: dict[int, Lengths]) -> tuple[Leng
     level, up to the size. So they are complete along the axes before the one that grew last, and
     one unit along those after.
     """
-    from numcodecs_bytes._tools.arrays import layout_for_partial_reads  # which imports zarr
+    from numcodecs_bytes._tools.arrays import layout_for_partial_reads  # this imports zarr
 
     shape, order = array.shape, tuple(range(array.ndim))
     try:
@@ -134,7 +134,7 @@ def _chunks_of_group(group: "zarr.Group", size: int) -> dict[str, Lengths]:
     chunks: dict[str, Lengths] = {}
     for name, array in sorted(arrays, key=lambda item: (-item[1].nbytes, item[0])):
         dimensions = _dimensions(array)
-        if dimensions != [name]:  # else xarray loads it into memory, as an index
+        if dimensions != [name]:  # xarray loads an index into memory
             given = {axis: chunks[d] for axis, d in enumerate(dimensions) if d in chunks}
             chunks |= dict(zip(dimensions, _plan_chunks(array, size, given), strict=True))
     return chunks

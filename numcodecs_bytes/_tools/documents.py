@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import default_buffer_prototype
@@ -18,8 +18,10 @@ from zarr.storage import LocalStore, ZipStore
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._sources.obstore_local import folder_of
-from numcodecs_bytes._zarr_api.names import name_of_class
+from numcodecs_bytes._zarr_api.file_systems import is_local, unwrapped
 from numcodecs_bytes._zarr_api.private_names import ensure_open
+
+T = TypeVar("T")
 
 METADATA_NAMES = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 # What Zarr and NCZarr store next to chunks, and in groups.
@@ -45,10 +47,14 @@ Document = JSONObject | Broken | None
 
 
 def walk(
-    store: Store, start: str = "", may_repeat: Callable[[str], bool] = lambda _: False
-) -> Iterator[tuple[str, list[str]]]:
-    """Yield the path of each folder, parents first, and a list for the names to visit in it.
+    store: Store,
+    visit: Callable[[str], tuple[T, list[str]]],
+    start: str = "",
+    may_repeat: Callable[[str], bool] = lambda _: False,
+) -> Iterator[T]:
+    """Yield what `visit` finds in each folder, parents first.
 
+    Given the path of a folder, `visit` returns that, and the names of the folders to visit in it.
     A local folder that several paths lead to, by symbolic links, is visited by the first of them,
     and by those that may repeat it: links may lead back, and two that do make 2^40 paths.
     """
@@ -58,36 +64,34 @@ def walk(
     while paths:
         path = paths.pop()
         if (local := local_path(store, path)) is not None:
-            with contextlib.suppress(OSError):  # to be raised when it is read
+            with contextlib.suppress(OSError):  # it is raised when the folder is read
                 status = local.stat()
-                # Some file systems number nothing.
+                # Some file systems number no files.
                 folder = status.st_dev, status.st_ino or local.resolve()
                 if folder in seen and not may_repeat(path):
                     continue
                 seen.add(folder)
-        to_visit: list[str] = []
-        yield path, to_visit
-        paths += [join(path, name) for name in reversed(to_visit)]
+        found, names = visit(path)
+        yield found
+        paths += [join(path, name) for name in reversed(names)]
 
 
 def local_path(store: Any, path: str) -> Path | None:
     """Return the local path of a folder in a store, or None."""
     if isinstance(store, LocalStore):
         return store.root / path
-    files: Any = getattr(store, "fs", None)
-    files = getattr(files, "sync_fs", files)
-    if name_of_class(files) == "fsspec.implementations.local.LocalFileSystem":
+    files = unwrapped(getattr(store, "fs", None))
+    if is_local(files):
         return Path(files._strip_protocol(store.path), path)
-    objects = getattr(store, "store", None)
-    folder = folder_of(objects) if name_of_class(objects) == "obstore.store.LocalStore" else None
+    folder = folder_of(getattr(store, "store", None))
     return None if folder is None else Path(folder, path)
 
 
 def names_in(store: Store, path: str) -> list[str]:
     """Return the names in a folder of a store; an empty list if the store can't list."""
 
-    async def names() -> list[str]:
-        return sorted([name async for name in store.list_dir(path) if name])  # "": a file
+    async def names() -> list[str]:  # the path of a file lists ""
+        return sorted([name async for name in store.list_dir(path) if name])
 
     try:
         return sync(names()) if store.supports_listing else []
@@ -113,7 +117,7 @@ def document_at(store: Store, key: str) -> Document:
         return Broken(ValueError(f"{key} is not JSON: {error}"))
     except RecursionError:
         return Broken(ValueError(f"{key} is nested too deeply"))
-    except ValueError:  # which advises to change a setting of Python
+    except ValueError:  # its message advises to change a setting of Python
         return Broken(ValueError(f"{key} has a number with too many digits"))
 
 

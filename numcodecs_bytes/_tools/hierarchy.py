@@ -5,6 +5,7 @@ These are compared with the arrays' own metadata.
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 from zarr.abc.store import Store
@@ -33,16 +34,23 @@ class FoundArray(NamedTuple):
     """An array; or a folder that may be one, if its metadata are broken."""
 
     path: str
-    document: Document  # None if only consolidated metadata have it
-    problems: list[str]  # of the consolidated metadata
+    document: Document  # None if only consolidated metadata have the array
+    problems: list[str]  # with the consolidated metadata
 
 
 class _Consolidated(NamedTuple):
     """The consolidated metadata of a group."""
 
-    group: str  # its path
+    group: str  # the path of the group
     zarr_format: int
-    arrays: dict[str, JSONObject | Broken]  # by their paths; in Zarr v2, too, with attributes
+    arrays: dict[str, JSONObject | Broken]  # by their paths; those of Zarr v2 have their attributes
+
+
+class _Folder(NamedTuple):
+    """What is found in a folder."""
+
+    arrays: dict[str, JSONObject | Broken]  # by their paths
+    consolidated: _Consolidated | None = None  # it is compared with the arrays below
 
 
 def find_arrays(store: Store) -> Iterator[FoundArray]:
@@ -52,51 +60,40 @@ def find_arrays(store: Store) -> Iterator[FoundArray]:
     """
     consolidated: list[_Consolidated] = []
     paths: set[str] = set()
-    for path, to_visit in walk(store):
-        for array_path, document in _found_in(store, path, to_visit, consolidated):
-            paths.add(array_path)
-            problems = list(_stale_metadata(store, array_path, document, consolidated))
-            yield FoundArray(array_path, document, problems)
+    for folder in walk(store, partial(_visit, store)):
+        if folder.consolidated is not None:
+            consolidated.append(folder.consolidated)
+        for path, document in folder.arrays.items():
+            paths.add(path)
+            problems = list(_stale_metadata(store, path, document, consolidated))
+            yield FoundArray(path, document, problems)
     for path, problem in _deleted_arrays(store, consolidated, paths):
         yield FoundArray(path, None, [problem])
 
 
-def _found_in(
-    store: Store, path: str, to_visit: list[str], consolidated: list[_Consolidated]
-) -> Iterator[tuple[str, JSONObject | Broken]]:
-    """Yield the paths and documents of arrays in a folder.
-
-    Adds the names in it that are to be visited, and before, a group's consolidated metadata.
-    """
-    if broken := _why_no_path(store, path):  # as in a zip archive
-        yield path, broken
-        return
+def _visit(store: Store, path: str) -> tuple[_Folder, list[str]]:
+    """Return what a folder has, and the names in it where further arrays may be."""
+    if broken := _why_no_path(store, path):  # zip archives may hold such paths
+        return _Folder({path: broken}), []
     document, node_type = _node_at(store, path)
     if document is not None and node_type == "array":
-        yield path, document
-        return
+        return _Folder({path: document}), []
     names = value_or_error(_names_in, store, path)
     if isinstance(names, Exception):
         if path:
-            yield path, Broken(names)
-            return
+            return _Folder({path: Broken(names)}), []
         if isinstance(store, LocalStore) or isinstance(document, Broken):
             raise names
         names = []  # many web servers forbid it
     if document is not None and node_type != "group":
-        yield path, document
         # It may be an array: do not search its chunks for arrays.
-        to_visit += [name for name in names if name != "c" and not name[0].isdigit()]
-    else:
-        to_visit += [name for name in names if not METADATA.fullmatch(name)]
-        of_group = _consolidated_in(store, path, document, names)
-        if of_group is None:
-            return
-        if names:
-            consolidated.append(of_group)
-        else:  # web servers do not list folders
-            for name, stated in of_group.arrays.items():
-                yield name, _why_no_path(store, name) or stated
+        others = [name for name in names if name != "c" and not name[0].isdigit()]
+        return _Folder({path: document}), others
+    consolidated = _consolidated_in(store, path, document, names)
+    if consolidated is not None and not names:  # web servers do not list folders
+        stated = consolidated.arrays.items()
+        return _Folder({name: _why_no_path(store, name) or each for name, each in stated}), []
+    return _Folder({}, consolidated), [name for name in names if not METADATA.fullmatch(name)]
 
 
 def _names_in(store: Store, path: str) -> list[str]:
@@ -178,7 +175,7 @@ def _stale_metadata(
             attributes = document_at(store, join(path, ".zattrs"))
             document = document | {"attributes": attributes or {}}
         own = value_or_error(_as_zarr_writes, document, store_path)
-        if isinstance(own, Exception):  # which is reported
+        if isinstance(own, Exception):  # this is reported of the array
             return
         stated = value_or_error(_as_zarr_writes, arrays[path], store_path)
         of_group = f"the consolidated metadata of group /{group}"
@@ -208,6 +205,6 @@ def _deleted_arrays(
         name = ".zarray" if zarr_format == 2 else "zarr.json"
         problem = f"it has no {name}, but the consolidated metadata of group /{group} have it"
         for path in arrays:
-            # A folder that two paths lead to is found by one of them.
+            # A folder that two paths lead to is found under one of them.
             if path not in found and document_at(store, join(path, name)) is None:
                 yield path, f"{problem}: {_REMEDY}"

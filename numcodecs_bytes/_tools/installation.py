@@ -29,7 +29,7 @@ def report() -> JSONObject:
     values = {option.key: _value_of(option) for option in options.OPTIONS}
     in_place = options.write_in_place.key
     mode, wrong_mode = values.pop(in_place)
-    why_left = "arrays are left to zarr alone" if why_aside else why_no_parts  # said once
+    why_left = "arrays are left to zarr alone" if why_aside else why_no_parts  # it is said once
     if mode and why_left:
         wrong_mode = f"{in_place} is {mode!r}{options.set_by(in_place)}, but {why_left}"
     is_wrong = wrong_mode or any(error for _, error in values.values())
@@ -120,7 +120,7 @@ def _value_of(option: options.Option[Any]) -> tuple[object, str]:
 def _class_in_use(find_class: Callable[[], type]) -> tuple[str | None, str]:
     """Return the name of a class, and why it is not ours, or ""."""
     kind = value_or_error(find_class)
-    if isinstance(kind, Exception):  # of a wrong setting
+    if isinstance(kind, Exception):  # a setting is wrong
         return None, f"{type(kind).__name__}: {kind}"
     name = name_of_type(kind)
     if name.startswith("numcodecs_bytes."):

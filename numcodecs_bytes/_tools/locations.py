@@ -18,7 +18,6 @@ from zarr.core.sync import sync
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._sources.stores import read_like
 from numcodecs_bytes._tools.documents import METADATA_NAMES
 
 # The code that makes references, given the file, its folder, and the file to write.
@@ -56,7 +55,7 @@ def open_store(
 
     The arguments are those of `check`. Raises ValueError if the store is to be changed, but can't.
     """
-    if not read_only and _is_zip(location):  # an interruption would leave it without its contents
+    if not read_only and _is_zip(location):  # to interrupt it would lose its contents
         raise ValueError("a zip archive can't be changed: unpack it, migrate, and pack it again")
     if isinstance(location, Store):
         if storage_options or icechunk_ref:
@@ -64,7 +63,7 @@ def open_store(
             raise ValueError(f"{what} are for paths and URLs, not for open stores")
         return location
     location, options = str(location), dict(storage_options or {})
-    if not location:  # as of a shell's variable that is not set; zarr takes it for this folder
+    if not location:  # a variable of the shell was not set; zarr takes it for this folder
         raise ValueError("expected the path or URL of a store, got an empty text")
     store = _open_location(location, options, read_only=read_only)
     # An error is raised again when the store is read.
@@ -179,7 +178,7 @@ def _is_scaled(file: BinaryIO) -> bool:
     """Whether the first image or table of a FITS file has BZERO or BSCALE."""
     file.seek(0)
     has_data = False
-    while line := file.read(80):  # of a header; files without data consist of headers
+    while line := file.read(80):  # a line of a header; files without data consist of headers
         name, value = line[:8].rstrip(), line[10:30].strip()
         if name in (b"BZERO", b"BSCALE"):
             return True
@@ -197,7 +196,7 @@ def advise_references(location: str, start: bytes = b"") -> str:
             folder, _, name = file.rpartition("/")
             to = f"{name.rpartition('.')[0] or name}.json"
             code = template.format(file=file, folder=folder, to=to)
-            # Windows knows only double quotes, in which other shells expand these characters.
+            # Windows knows only double quotes; in these, other shells expand some characters.
             line = shlex.quote(code) if re.search(r'["$`\\!]', code) else f'"{code}"'
             return f"this is {what}, not Zarr: make references first:\n  python -c {line}"
     return ""
@@ -225,9 +224,6 @@ class References(zarr.storage.FsspecStore):
         for key in references if is_json else self.fs.ls(prefix, detail=False):
             if key.startswith(prefix):
                 yield key
-
-
-read_like(References, zarr.storage.FsspecStore)
 
 
 def _open_references(location: str, options: JSONObject) -> Store:

@@ -1,10 +1,16 @@
 """What the commands report: errors in words, or as bugs; of `check`, findings, limits, progress."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib.metadata import packages_distributions
 from traceback import walk_tb
-from typing import Protocol
+from typing import ParamSpec, Protocol, TypeVar
+
+from numcodecs_bytes._core.catch import value_or_error
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # What this package raises on purpose, and what odd metadata or a lack of something lead to.
 _EXPECTED = (ImportError, MemoryError, OSError, RecursionError, ValueError, Warning)
@@ -18,7 +24,7 @@ def printable(line: str) -> str:
 def describe_error(error: Exception) -> str:
     """Return the class of an error, and the first line of its message."""
     text = str(error).strip().partition("\n")[0].removeprefix("x ")  # Icechunk draws a tree
-    if isinstance(error, RecursionError):  # which says nothing of the metadata
+    if isinstance(error, RecursionError):  # its message says nothing about the metadata
         text = "it is nested too deeply"
     return f"{type(error).__name__.lstrip('_')}: {text}".removesuffix(": ")
 
@@ -33,6 +39,9 @@ def explain_error(error: Exception) -> str:
 def is_bug(error: Exception) -> bool:
     """Whether an error of Python was raised by a line of this package, and not on purpose.
 
+    For a read, more is an own bug (`_runtime.own_bugs`): it knows what each function that it calls
+    may raise, whereas a ValueError is how a command learns that metadata are wrong.
+
     Code of others, such as stores and codecs, is called by `value_or_error` where its errors are
     expected; where they are not, the innermost frame tells whose the error is.
     """
@@ -45,13 +54,17 @@ def is_bug(error: Exception) -> bool:
             return True
         if package in installed:
             return False
-    return True  # in `__main__`, for example
+    return True  # a frame of `__main__`, for example
 
 
-def raise_if_bug(error: object) -> None:
-    """Raise an error again if it is a bug."""
-    if isinstance(error, Exception) and is_bug(error):
-        raise error
+def value_or_expected_error(
+    function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T | Exception:
+    """Return what a function of this package returns, or its error; raise that if it is a bug."""
+    value = value_or_error(function, *args, **kwargs)
+    if isinstance(value, Exception) and is_bug(value):
+        raise value
+    return value
 
 
 @dataclass

@@ -7,16 +7,15 @@ import operator
 import os
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.common import concurrent_map
 from zarr.core.sync import sync
-from zarr.storage import LocalStore, StorePath
+from zarr.storage import StorePath
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.catch import async_value_or_error, value_or_error
@@ -24,10 +23,10 @@ from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._sources.files import FileExtent, length_of_file
 from numcodecs_bytes._sources.stores import find_extent, only_states_lengths
 from numcodecs_bytes._tools.documents import METADATA, join, local_path, walk
+from numcodecs_bytes._tools.reporting import describe_error
+from numcodecs_bytes._zarr_api.file_systems import reference_to, references_of
 
 ChunkCoords = tuple[int, ...]
-# Of a chunk: its length in bytes, why it can't be read, or None if it is missing.
-Size = int | Exception | None
 
 # How many names of chunks are tried for an array that a store does not list.
 MAX_UNLISTED = 10_000
@@ -40,24 +39,26 @@ class StoredChunk(NamedTuple):
 
     chunk_coords: ChunkCoords
     key: str
-    size: int | Exception  # its length in bytes, or why it can't be read
+    num_bytes: int | None  # None if the chunk can't be read
+    error: Exception | None  # why it can't be read
 
 
-@dataclass(frozen=True)
-class MisnamedChunk:
-    """A file that has the name of a chunk under another chunk key encoding."""
+class Listed(NamedTuple):
+    """What a store lists in the folder of an array, or that it lists nothing."""
 
-    chunk_coords: ChunkCoords
-    name: str
+    # "misnamed": a file with the name of a chunk under another chunk key encoding. "error": a
+    # folder can't be listed, so that chunks may be missed. "unlisted": nothing is listed, so that
+    # names of chunks are tried.
+    kind: Literal["chunk", "misnamed", "metadata", "other", "error", "unlisted"]
+    name: str = ""  # the name of a file in that folder, or what an error says
+    chunk_coords: ChunkCoords = ()
 
 
-class UnlistedArray:
-    """An array of which the store lists nothing: the names of its chunks are tried."""
+class _Size(NamedTuple):
+    """The length of a chunk in bytes, or why it can't be read; neither if it is missing."""
 
-
-# A text is the name of any other file, metadata or not; an error is why a folder can't be listed,
-# so that chunks may be missed.
-BesideChunks = MisnamedChunk | UnlistedArray | str | Exception
+    num_bytes: int | None = None
+    error: Exception | None = None
 
 
 def grid_of(array: AnyArray) -> list[int]:
@@ -68,12 +69,12 @@ def grid_of(array: AnyArray) -> list[int]:
     return [-(-size // max(n, 1)) for size, n in zip(array.shape, chunk_shape, strict=True)]
 
 
-def find_chunks(array: AnyArray) -> Iterator[StoredChunk | BesideChunks]:
+def find_chunks(array: AnyArray) -> Iterator[StoredChunk | Listed]:
     """Yield the chunks of an array that exist, and what else is found on the way."""
     found = _listed(array, grid_of(array))
     while batch := list(itertools.islice(found, 64)):
-        yield from (each for each in batch if not isinstance(each, tuple))
-        yield from chunks_at(array, [each for each in batch if isinstance(each, tuple)])
+        yield from (each for each in batch if each.kind != "chunk")
+        yield from chunks_at(array, [each.chunk_coords for each in batch if each.kind == "chunk"])
 
 
 def chunks_at(array: AnyArray, all_coords: Iterable[ChunkCoords]) -> Iterator[StoredChunk]:
@@ -85,47 +86,52 @@ def chunks_at(array: AnyArray, all_coords: Iterable[ChunkCoords]) -> Iterator[St
         groups = [(array.store, keys[start : start + 8]) for start in range(0, len(keys), 8)]
         sizes = itertools.chain(*sync(concurrent_map(groups, _sizes_of)))
         for chunk_coords, key, size in zip(batch, keys, sizes, strict=True):
-            if size is not None:
-                yield StoredChunk(chunk_coords, key, size)
+            if size != _Size():
+                yield StoredChunk(chunk_coords, key, *size)
 
 
-async def _sizes_of(store: Store, keys: list[str]) -> list[Size]:
+async def _sizes_of(store: Store, keys: list[str]) -> list[_Size]:
     """Return the size of each chunk: local files are opened, other stores are asked."""
-    sizes = await asyncio.to_thread(lambda: [_size_of_file(store, key) for key in keys])
-    others = [k for k, size in enumerate(sizes) if isinstance(size, LeftToZarr)]
-    found = await concurrent_map([(store, keys[k]) for k in others], _size_or_error)
-    for k, size in zip(others, found, strict=True):
-        sizes[k] = size
-    return sizes
+    of_files = await asyncio.to_thread(lambda: [_size_of_file(store, key) for key in keys])
+    others = [(store, key) for key, size in zip(keys, of_files, strict=True) if size is None]
+    stated = iter(await concurrent_map(others, _size_in_store))
+    return [next(stated) if size is None else size for size in of_files]
 
 
-def _size_of_file(store: Store, key: str) -> Size:
-    """Return the size of a chunk in a local file, `LeftToZarr` for others."""
+def _size_of_file(store: Store, key: str) -> _Size | None:
+    """Return the size of a chunk in a local file, or None: it may be somewhere else."""
     extent = value_or_error(find_extent, StorePath(store, key))
-    if not isinstance(extent, FileExtent):  # in an archive, compressed members are left, too
-        return LeftToZarr("not a file")
+    if not isinstance(extent, FileExtent):
+        return None
     size = value_or_error(length_of_file, extent)
-    is_folder = isinstance(size, IsADirectoryError)
-    return None if isinstance(size, extent.missing_errors) and not is_folder else size
+    if isinstance(size, LeftToZarr):  # a compressed member of an archive
+        return None
+    if isinstance(size, int):
+        return _Size(size)
+    is_missing = isinstance(size, extent.missing_errors) and not isinstance(size, IsADirectoryError)
+    return _Size() if is_missing else _Size(error=size)
 
 
-async def _size_or_error(store: Store, key: str) -> Size:
+async def _size_in_store(store: Store, key: str) -> _Size:
     """Return the size of a chunk that is not in a local file."""
-    references: Any = getattr(getattr(store, "fs", None), "references", None)
-    size = await async_value_or_error(_size_of(store, key, references))
-    if references is not None or not isinstance(size, FileNotFoundError | NotADirectoryError):
-        return size  # or the error that a file is missing to which a reference points
+    size = await async_value_or_error(_size_of(store, key))
+    if not isinstance(size, Exception):
+        return _Size(size)
+    # A file that a reference points to, but that is missing, is an error.
+    has_references = references_of(store) is not None
+    if has_references or not isinstance(size, FileNotFoundError | NotADirectoryError):
+        return _Size(error=size)
     # fsspec raises FileNotFoundError for whatever a web server answers.
     why = size.__cause__
     if isinstance(why, Exception) and type(why).__module__.startswith("aiohttp"):
-        return None if getattr(why, "status", None) == 404 else why
-    return None
+        return _Size() if getattr(why, "status", None) == 404 else _Size(error=why)
+    return _Size()
 
 
-async def _size_of(store: Any, key: str, references: Any) -> int | None:
-    """Return the length that the store states, or raise what it raises."""
-    if references is not None:
-        reference = references.get(f"{store.path}/{key}".strip("/"))
+async def _size_of(store: Any, key: str) -> int | None:
+    """Return the length that the store states, None if it is missing; raise what it raises."""
+    if references_of(store) is not None:
+        reference = reference_to(store, key)
         if reference is None:
             return None
         if isinstance(reference, str | bytes):  # it holds the chunk itself
@@ -139,25 +145,24 @@ async def _size_of(store: Any, key: str, references: Any) -> int | None:
     return size
 
 
-def _listed(array: AnyArray, grid: list[int]) -> Iterator[ChunkCoords | BesideChunks]:
+def _listed(array: AnyArray, grid: list[int]) -> Iterator[Listed]:
     """Yield what the store lists for an array; if it can't list, the chunk_coords of all chunks."""
     found = _named_in_folder(array, grid)
-    before: list[BesideChunks] = []
+    before: list[Listed] = []
     for each in found:
-        if isinstance(each, tuple) or (isinstance(each, str) and METADATA.fullmatch(each)):
+        before.append(each)
+        if each.kind in ("chunk", "metadata"):
             yield from before
-            yield each
             yield from found
             return
-        before.append(each)
-    # Otherwise, it would have listed at least the metadata: what it lists are the links of a web
-    # page, for example, and zarr reads chunks in a folder that can't be listed.
-    yield UnlistedArray()
+    # A folder that can be listed holds at least the metadata. Otherwise, what the store lists are
+    # the links of a web page, for example, and zarr reads the chunks nevertheless.
+    yield Listed("unlisted")
     for number in range(min(math.prod(grid), MAX_UNLISTED)):
-        yield tuple(map(int, np.unravel_index(number, grid)))
+        yield Listed("chunk", chunk_coords=tuple(map(int, np.unravel_index(number, grid))))
 
 
-def _named_in_folder(array: AnyArray, grid: list[int]) -> Iterator[ChunkCoords | BesideChunks]:
+def _named_in_folder(array: AnyArray, grid: list[int]) -> Iterator[Listed]:
     """Yield what the names that a store lists in the folder of an array stand for."""
     encoding = getattr(array.metadata, "chunk_key_encoding", None)
     if not array.store.supports_listing or getattr(encoding, "name", "v2") not in ("default", "v2"):
@@ -165,19 +170,19 @@ def _named_in_folder(array: AnyArray, grid: list[int]) -> Iterator[ChunkCoords |
     prefix = f"{array.path}/".lstrip("/")
     for key in _keys_below(array, grid):
         if isinstance(key, Exception):
-            yield key
+            yield Listed("error", describe_error(key))
             continue
-        if not key.startswith(prefix):  # the store does not list what it was asked for
+        if not key.startswith(prefix):  # some stores list more than they are asked for
             continue
         name = key.removeprefix(prefix)
         chunk_coords = _numbers_in(name) if grid else ()
         is_in_grid = len(chunk_coords) == len(grid) and all(map(operator.lt, chunk_coords, grid))
         if is_in_grid and array.metadata.encode_chunk_key(chunk_coords) == name.rstrip("/"):
-            yield chunk_coords  # also of a folder
+            yield Listed("chunk", name, chunk_coords)  # it may be a folder
         elif is_in_grid and _CHUNK.fullmatch(name):
-            yield MisnamedChunk(chunk_coords, name)
+            yield Listed("misnamed", name, chunk_coords)
         elif name and not name.endswith("/"):
-            yield name
+            yield Listed("metadata" if METADATA.fullmatch(name) else "other", name)
 
 
 def _numbers_in(name: str) -> ChunkCoords:
@@ -187,23 +192,27 @@ def _numbers_in(name: str) -> ChunkCoords:
 def _keys_below(array: AnyArray, grid: list[int]) -> Iterator[str | Exception]:
     """Yield the keys in the folder of an array; those of folders on a local disk end with "/"."""
     store, path = array.store, array.path
-    if type(store) is not LocalStore and local_path(store, path) is None:
+    if local_path(store, path) is None:
         keys = _list_prefix(store, f"{path}/".lstrip("/"))
         while isinstance(key := value_or_error(sync, _next(keys)), str):
             yield key
-        if key is not None:
+        if key is not None:  # an error, after which a listing may never end
             yield key
         return
     # zarr's `list_prefix` skips folders that can't be listed, and follows links for ever.
-    for below, to_visit in walk(store, path, partial(_may_hold_chunks, array, grid)):
-        errors: list[OSError] = []
-        entries = os.walk(local_path(store, below) or "", onerror=errors.append)
-        for _, folders, names in itertools.islice(entries, 1):
-            folders.sort()
-            to_visit.extend(folders)
-            yield from (join(below, name) for name in sorted(names))
-            yield from (f"{join(below, name)}/" for name in folders)
-        yield from errors
+    found = walk(store, partial(_keys_in, store), path, partial(_may_hold_chunks, array, grid))
+    yield from itertools.chain.from_iterable(found)
+
+
+def _keys_in(store: Store, path: str) -> tuple[Iterator[str | OSError], list[str]]:
+    """Return the keys in a local folder, those of folders with "/" at the end, and their names."""
+    errors: list[OSError] = []
+    listed = os.walk(local_path(store, path) or "", onerror=errors.append)
+    _, folders, files = next(listed, ("", [], []))
+    folders.sort()
+    keys = (join(path, name) for name in sorted(files))
+    keys_of_folders = (f"{join(path, name)}/" for name in folders)
+    return itertools.chain(keys, keys_of_folders, errors), folders
 
 
 def _may_hold_chunks(array: AnyArray, grid: list[int], folder: str) -> bool:

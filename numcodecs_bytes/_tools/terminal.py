@@ -16,11 +16,11 @@ class Status(enum.IntEnum):
     """The exit status of a command: the highest of all that it finds."""
 
     FINE = 0
-    PROBLEMS = 1  # or nothing is found
+    PROBLEMS = 1  # there are some, or nothing is found
     FAILED = 2  # a store can't be read or written, or an argument is wrong
-    BUG = 3  # of this package
-    INTERRUPTED = 130  # by Ctrl-C, as in shells
-    CLOSED = 141  # stdout was closed, as by `head`; the same
+    BUG = 3  # this package has one
+    INTERRUPTED = 130  # Ctrl-C was pressed; shells use this number
+    CLOSED = 141  # stdout was closed, for example by `head`; shells use this number
 
 
 class Finding(NamedTuple):
@@ -72,13 +72,13 @@ def _print_or_exit(text: str, status: Status) -> None:
     """Print to stdout, if there is anything; if it was closed on purpose, exit with `status`."""
     if not text:
         return
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # may lack characters of names
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # it may lack characters of names
     encoded = _printable_lines(text).encode(encoding, "backslashreplace")
     try:
         print(encoded.decode(encoding), flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):  # as by `head`
+        if not isinstance(error, BrokenPipeError):  # `head` raises that
             status = Status.FAILED
             print_to_stderr(f"can't print the report: {error.strerror}")
         sys.exit(status)

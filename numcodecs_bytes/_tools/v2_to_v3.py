@@ -42,14 +42,7 @@ def v3_document(old: JSONObject) -> JSONObject:
 
     Raises ValueError if Zarr v3 can't express `.zarray`, or zarr can't open it.
     """
-    try:
-        metadata = ArrayV2Metadata.from_dict(old)
-    except ValueError as error:
-        if why := why_not_opened(old):
-            raise ValueError(f"{error}; {why}") from error
-        raise
-    except TypeError as error:  # of a codec's configuration
-        raise ValueError(explain_error(error)) from error
+    metadata = _metadata_of(old)
     dtype = pack_dtype(metadata.dtype.to_native_dtype())
     filters, serializer, of_bytes = _split_codecs(metadata)
     before = [_v3_codec(codec, dtype) for codec in filters]
@@ -59,24 +52,15 @@ def v3_document(old: JSONObject) -> JSONObject:
         before.insert(0, {"name": "transpose", "configuration": {"order": order}})
     new = _without_codecs(old, metadata, dtype)
     name = serializer.codec_id if serializer and not isinstance(serializer, Bytes) else "bytes"
-    # Byte orders are tried out, because filters may change the byte order, even from none to one.
-    has_endian = name == "bytes" and has_byte_order(dtype)
-    candidates = ["little", "big"] if has_endian or filters else []
     why = "in either byte order"
-    for endian in candidates if has_endian else [None, *candidates]:
-        configuration = {} if endian is None else {"configuration": {"endian": endian}}
+    for configuration in _configurations(name, dtype, has_filters=bool(filters)):
         new["codecs"] = [*before, {"name": name, **configuration}, *after]
         is_same = value_or_error(_reads_the_same, old, new, dtype)
         if isinstance(is_same, Exception):  # text in the wrong byte order may be invalid
             why = f"({is_same})"
         elif is_same:
             return new
-    is_text = has_variable_length(dtype)  # NumPy does not know its byte order
-    ordered = [] if is_text else [leaf for leaf in leaf_dtypes(dtype) if has_byte_order(leaf)]
-    if len({leaf.isnative for leaf in ordered}) > 1:
-        raise MixedByteOrderError(
-            f"its fields have both byte orders ({dtype}), which Zarr v3 structures do not support"
-        )
+    _refuse_mixed_byte_orders(dtype)
     names = ", ".join(codec.codec_id for codec in (*filters, *of_bytes)) or name
     raise ValueError(
         f"in Zarr v3, {dtype} can't be restored from the codecs {names} {why}: copy the array to "
@@ -84,10 +68,44 @@ def v3_document(old: JSONObject) -> JSONObject:
     )
 
 
+def _metadata_of(old: JSONObject) -> ArrayV2Metadata:
+    """Return the metadata in `.zarray`; raise ValueError if zarr can't open it."""
+    try:
+        return ArrayV2Metadata.from_dict(old)
+    except ValueError as error:
+        if why := why_not_opened(old):
+            raise ValueError(f"{error}; {why}") from error
+        raise
+    except TypeError as error:  # the configuration of a codec is wrong
+        raise ValueError(explain_error(error)) from error
+
+
+def _configurations(name: str, dtype: AnyDType, *, has_filters: bool) -> list[JSONObject]:
+    """Return how the codec that stores elements as bytes may be configured, to be tried out.
+
+    Filters may change the byte order, even from none to one.
+    """
+    has_endian = name == "bytes" and has_byte_order(dtype)
+    endians = ["little", "big"] if has_endian or has_filters else []
+    with_endian = [{"configuration": {"endian": endian}} for endian in endians]
+    return with_endian if has_endian else [{}, *with_endian]
+
+
+def _refuse_mixed_byte_orders(dtype: AnyDType) -> None:
+    """Raise MixedByteOrderError if the fields of a structure have both byte orders."""
+    if has_variable_length(dtype):  # NumPy does not know the byte order of text
+        return
+    orders = {leaf.isnative for leaf in leaf_dtypes(dtype) if has_byte_order(leaf)}
+    if len(orders) > 1:
+        raise MixedByteOrderError(
+            f"its fields have both byte orders ({dtype}), which Zarr v3 structures do not support"
+        )
+
+
 def _without_codecs(old: JSONObject, metadata: ArrayV2Metadata, dtype: AnyDType) -> JSONObject:
     data_type = struct_of(dtype) if dtype.names else metadata.dtype
     scalar: object = metadata.fill_value
-    if old.get("fill_value") is None:  # as zarr reads an element of a missing chunk
+    if old.get("fill_value") is None:  # it is what zarr reads of a missing chunk
         scalar = np.asarray(_empty_array(old | {"shape": [1], "chunks": [1], "order": "C"})[...])[0]
     if dtype.names:
         scalar = np.asarray(scalar).astype(data_type.to_native_dtype())[()]
@@ -143,7 +161,7 @@ def _v3_codec(codec: Numcodec, dtype: AnyDType) -> JSONObject:
     name = config.pop("id")
     if name == "blosc":
         config["typesize"] = dtype.itemsize
-        is_automatic = config["shuffle"] == Blosc.AUTOSHUFFLE  # which has no name in Zarr v3
+        is_automatic = config["shuffle"] == Blosc.AUTOSHUFFLE  # Zarr v3 has no name for it
         shuffle = (2 if dtype.itemsize == 1 else 1) if is_automatic else config["shuffle"]
         config["shuffle"] = ("noshuffle", "shuffle", "bitshuffle")[shuffle]
     is_specified = name in ("blosc", "gzip", "zstd")
@@ -195,7 +213,7 @@ def compare(store_path: StorePath, old: JSONObject, new: JSONObject) -> None:
     """Raise ValueError unless an array's first chunk reads the same with either metadata."""
     arrays = [array_of(document, store_path) for document in (old, new)]
     stored = (found for found in find_chunks(arrays[0]) if isinstance(found, StoredChunk))
-    files = (chunk for chunk in stored if not isinstance(chunk.size, IsADirectoryError))
+    files = (chunk for chunk in stored if not isinstance(chunk.error, IsADirectoryError))
     first = next(files, None)
     if first is None:
         return
@@ -213,7 +231,11 @@ def disagreements(old: JSONObject, new: JSONObject) -> list[str]:
 
     Codecs are compared by what affects the values: their names, byte order and axis order.
     """
-    of_v2, of_v3 = map(_compared_properties, (v3_document(old), new))
+    try:
+        of_v2 = _compared_properties(v3_document(old))
+    except MixedByteOrderError as error:
+        return [str(error)]
+    of_v3 = _compared_properties(new)
     differing = [name for name, value in of_v2.items() if value != of_v3[name]]
     return [f"{n} is {of_v2[n]} in .zarray, {of_v3[n]} in zarr.json" for n in differing]
 

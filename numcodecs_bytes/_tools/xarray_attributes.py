@@ -72,7 +72,7 @@ def _masks(attributes: JSONObject, dtype: AnyDType, fill_value: Any) -> tuple[JS
     given: Any = attributes.get("_FillValue")
     if fill_value is None:
         value, why_dropped = given, ""
-        with contextlib.suppress(ValueError):  # not of exactly one element
+        with contextlib.suppress(ValueError):  # it has not exactly one element
             value = np.ravel(given).item()
     else:
         value = fill_value.item() if isinstance(fill_value, np.generic) else fill_value
@@ -99,7 +99,7 @@ def _masks(attributes: JSONObject, dtype: AnyDType, fill_value: Any) -> tuple[JS
 
 def _encode(value: Any, dtype: AnyDType) -> Any:
     """Return the attribute `_FillValue` that makes xarray mask a number in Zarr v3."""
-    if isinstance(value, str):  # which the types below would parse
+    if isinstance(value, str):  # the types below would parse it
         raise TypeError(f"expected a number, got {value!r}")
     if dtype.kind == "f":
         return base64.standard_b64encode(struct.pack("<d", float(value))).decode()
@@ -129,7 +129,7 @@ def is_decodable(value: Any, dtype: AnyDType) -> bool:
 
 def how_to_decode(value: Any, dtype: AnyDType) -> str:
     """Return how to fix the attribute `_FillValue` of a Zarr v3 array that xarray can't decode."""
-    with contextlib.suppress(OverflowError, TypeError, ValueError):  # not a number, or several
+    with contextlib.suppress(OverflowError, TypeError, ValueError):  # it is no number, or several
         (number,) = np.ravel(value).tolist()
         if isinstance(number, bool | int | float):
             return f"replace it with {json.dumps(_encode(number, dtype))}"

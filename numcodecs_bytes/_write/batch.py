@@ -12,6 +12,7 @@ from zarr.storage import LocalStore
 from numcodecs_bytes._core.copy import may_be_mapped
 from numcodecs_bytes._core.dtypes import Array, has_same_elements
 from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._plan.out_selections import OutSelection
 from numcodecs_bytes._plan.outcome import Compressed, LeftToZarr, ZarrFails, leave_to_zarr
 from numcodecs_bytes._plan.shards import LayoutOf, ShardLayout
 from numcodecs_bytes._runtime.threads import run_in_thread, write_pool
@@ -32,7 +33,7 @@ MAPPED_COPY_BYTES = 1 << 26
 
 _TYPES_OF_NUMPY: tuple[type, ...] = (np.ndarray, np.memmap)
 
-# Writes chunks from an array in host memory, given what each of them is of it.
+# Writes chunks from an array in host memory, in which each has its `out_selection`.
 Write = Callable[[Sequence[ChunkWrite], Array], Awaitable[None]]
 
 
@@ -41,7 +42,7 @@ class Values:
 
     def __init__(self, buffer: NDBuffer) -> None:
         self.buffer = buffer
-        self._array: Any = buffer.as_ndarray_like()  # of any kind that zarr takes
+        self._array: Any = buffer.as_ndarray_like()  # any kind of array that zarr takes
         # Whether they may be mapped from a file, which a write may change.
         self.may_be_mapped = may_be_mapped(self._array)
         # Whether zarr passes them on to codecs as they are.
@@ -58,17 +59,17 @@ class Values:
 
     def copied(self) -> "Values":
         """Return a copy; raise whatever the values raise."""
-        # Not np.array: it trusts the `__array__` of others, which may ignore `copy`.
+        # np.array would trust the `__array__` of others, which may ignore `copy`.
         return Values(type(self.buffer).from_ndarray_like(np.asanyarray(self._array).copy()))
 
     def are_elements_of(self, layout: Layout) -> bool:
         """Whether whole chunks of a layout can be written from them: zarr converts others."""
         if layout.element_codecs or not layout.item_size:
-            return False  # what zarr itself encodes, or nothing to write
+            return False  # zarr encodes them, or there is nothing to write
         return self.are_of_known_kind and has_same_elements(self._array.dtype, layout.dtype)
 
-    def out_selection_of(self, selector: Any) -> Any:
-        """Return what a chunk is of the values, given what zarr passes."""
+    def out_selection_of(self, selector: OutSelection) -> OutSelection:
+        """Return the region of a chunk in the values, given what zarr passes."""
         return selector
 
     async def write(self, chunks: Sequence[ChunkWrite], write: Write) -> None:
@@ -80,7 +81,7 @@ class PlannedWrites(NamedTuple):
     """The chunks of a batch, and how they are written: whole, in place, or by zarr."""
 
     chunks: list[ChunkWrite]
-    values: Values  # which no write to a file changes
+    values: Values  # what no write to a file changes
 
     @property
     def left(self) -> list[ChunkWrite]:
@@ -157,7 +158,7 @@ def _plan_chunk(
 
 def _find_path(setter: Any) -> str:
     """Return the path of a chunk's file; raise `LeftToZarr` if zarr has to write it."""
-    if locks.fcntl is None:  # on Windows, where zarr also tries again to replace a file
+    if locks.fcntl is None:  # Windows: there, zarr also tries again to replace a file
         raise LeftToZarr("this system has no flock")
     store = store_of(setter)
     if type(store) is not LocalStore:

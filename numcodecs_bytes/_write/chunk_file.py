@@ -36,7 +36,7 @@ class InPlaceBatch(NamedTuple):
     is_required: bool  # whether they must be written in place
 
 
-SelectionPlan = TypeVar("SelectionPlan")  # without gaps: a `RunPlan`, or that of a shard
+SelectionPlan = TypeVar("SelectionPlan")  # a `RunPlan`, or that of a shard; without gaps
 
 
 class WritePlan(NamedTuple, Generic[SelectionPlan]):
@@ -54,8 +54,8 @@ class FileSpace:
     file: LockedFile | None  # None if there is no file
     placed: Sequence[PlacedElements]
     missing: Sequence[Array] = ()  # the elements of what has none
-    index: UInt64Array | None = None  # of a shard
-    end: int = 0  # of the inner chunks of a shard
+    index: UInt64Array | None = None  # None: the file is no shard
+    end: int = 0  # where the inner chunks of a shard end
 
 
 class WritableFile(ABC, Generic[SelectionPlan]):
@@ -86,7 +86,7 @@ class WritableFile(ABC, Generic[SelectionPlan]):
 
     @property
     def _plan(self) -> WritePlan[SelectionPlan]:
-        # Not a cached_property: on Python 3.11, a child process might find its lock taken.
+        # The lock of a cached_property might be taken in a child process (Python 3.11).
         self._planned = self._planned or self._make_plan()
         return self._planned
 
@@ -99,8 +99,8 @@ class WritableFile(ABC, Generic[SelectionPlan]):
         """Return what has space in a file, and what has none; raise if it is invalid."""
 
     @abstractmethod
-    def _fill(self, new: WrittenFile, old: FileSpace) -> Sequence[PlacedElements]:
-        """Fill a new file with the old one, or fill values; return where elements belong in it."""
+    def _lay_out(self, new: WrittenFile, old: FileSpace) -> Sequence[PlacedElements]:
+        """Write all but the elements to a new file; return where these belong in it."""
 
     def _elements_of(self, shape: tuple[int, ...]) -> Array:
         """Return the values for the file, in the shape of its selection."""
@@ -161,7 +161,7 @@ class WritableFile(ABC, Generic[SelectionPlan]):
         """Make the file, or a copy with more space that replaces it."""
         with locks.new_file(self.chunk.path, space.file) as new:
             file = WrittenFile(new, is_wanted)
-            placed = self._fill(file, space)
+            placed = self._lay_out(file, space)
             write_file.write_all(file, self._layout, placed, in_hulls=self._plan.in_hulls)
         self.chunk.is_changed = True
         self._record_written(placed, space.file)
@@ -191,8 +191,8 @@ class ChunkFile(WritableFile[RunPlan]):
             self._layout.check_length(file.num_bytes, name_of_chunk(self.chunk.request.byte_getter))
         return FileSpace(file, [PlacedElements(self._plan.runs, self._plan.elements)])
 
-    def _fill(self, new: WrittenFile, old: FileSpace) -> Sequence[PlacedElements]:  # there is none
+    def _lay_out(self, new: WrittenFile, old: FileSpace) -> Sequence[PlacedElements]:
         num_bytes = self._layout.num_bytes
         locks.set_length(new.descriptor, num_bytes)
-        write_file.fill_range(new, self._stored_fill_value(), range(num_bytes))
+        write_file.write_repeated(new, self._stored_fill_value(), range(num_bytes))
         return [PlacedElements(self._plan.runs, self._plan.elements)]

@@ -35,14 +35,16 @@ class ChunkWrite:
     """What is written to a part of a chunk, or all of it, and what became of it."""
 
     request: ChunkRequest  # zarr's, which is passed on if the chunk is left to zarr
-    # These two are set unless zarr writes it.
-    out_selection: OutSelection = field(init=False)  # in the values
+    # These two are set unless zarr writes the chunk.
+    out_selection: OutSelection = field(
+        init=False
+    )  # its region in the values, or in a box on a GPU
     layout: Layout = field(init=False)  # of the chunk, or of the inner chunks of a shard
-    shard: ShardLayout | None = None  # if it is one
+    shard: ShardLayout | None = None  # None if the chunk is no shard
     path: str = ""  # of its file; "" if zarr writes it
     outcome: Outcome = PENDING
     is_changed: bool = False  # whether its file may have been changed in place
-    num_bytes: int | None = None  # how many were written in place; None if the file did not change
+    num_bytes: int | None = None  # those written in place; None if the file did not change
     num_bytes_before: int = 0  # the length of the file before
 
     @property
@@ -57,34 +59,30 @@ class ChunkWrite:
         fill_value = self.fill_value
         buffer_of = cpu.NDBuffer.from_numpy_array
         return all(
-            not _begins_differently(block, fill_value)  # as most often: that takes no time
+            not _begins_differently(block, fill_value)  # true most often, and fast to find out
             and buffer_of(block).all_equal(fill_value)
             for block in blocks
         )
 
-    def report_to_traces(self, *, has_v2_keys: bool) -> None:
-        """Tell `numcodecs_bytes.trace` what became of the chunk."""
-        counts: traces.Counts = {}
+    def counts(self) -> traces.Counts:
+        """Return what `numcodecs_bytes.trace` counts of the chunk."""
         if self.num_bytes is not None:
-            counts = {
+            return {
                 "chunks_in_place": 1,
                 "bytes_in_place": self.num_bytes,
                 "bytes_zarr_alone": self.num_bytes_before,
             }
-        elif self.request.is_complete:
-            counts = {("why_not_in_place", "the whole chunk is written"): 1}
-        elif self.outcome.is_left and self.outcome.why:
-            counts = {("why_not_in_place", self.outcome.why): 1}
-        if counts:
-            byte_getter, num_axes = self.request.byte_getter, len(self.request.spec.shape)
-            traces.record(byte_getter, num_axes, counts, has_v2_keys=has_v2_keys)
+        why = self.outcome.why if self.outcome.is_left else ""
+        if self.request.is_complete:
+            why = "the whole chunk is written"
+        return {("why_not_in_place", why): 1} if why else {}
 
 
 async def write_each(
     items: Sequence[T],
     write: Callable[[T, IsWanted], None],
     *,
-    num_threads: int | None,  # if the user has set it
+    num_threads: int | None,  # None if the user has set none
     num_default: int,
     slow_seconds: float = math.inf,
 ) -> bool:

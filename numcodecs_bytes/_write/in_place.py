@@ -74,7 +74,7 @@ async def _try_all(
         try:
             if not file.attempt(is_wanted):
                 locked.append(file)
-        except Exception as error:  # whichever it is: it is only given a note
+        except Exception as error:  # any error is only given a note
             add_name(error, file.chunk.request.byte_getter, "writing")
             raise
 

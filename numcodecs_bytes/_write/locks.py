@@ -21,6 +21,7 @@ import stat
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -42,41 +43,40 @@ _TEMPORARY = ".in-place.partial"
 _may_be_locked: dict[int, int] = {}
 
 
-# The thread of each fork of this process that has begun, and a None for each that has ended. What
-# appends and clears is Python's own: a signal handler can't interrupt it.
-_begun: list[int] = []
-_ended: list[None] = []
+# The threads that fork this process now, and a new object for each fork that begins. What changes
+# them is Python's own: a signal handler can't interrupt it.
+_forking: list[int] = []
+_last_fork: deque[object] = deque([None], maxlen=1)
 
-# For how long to wait until no other thread forks. Its own hooks may wait for this one.
+# How long to wait until no other thread forks. Its own hooks may wait for this one.
 FORK_SECONDS = 0.1
 
 
 def _record_fork() -> None:
-    _begun.append(threading.get_ident())
+    _forking.append(threading.get_ident())
+    _last_fork.append(object())
 
 
 def _close_in_child() -> None:
     """Close what other threads had locked: they do not go on here."""
     for descriptor, thread in _may_be_locked.items():
         if thread != threading.get_ident():
-            with contextlib.suppress(OSError):  # it may report what the parent could not write
+            with contextlib.suppress(OSError):  # of what the parent could not write
                 os.close(descriptor)
     _may_be_locked.clear()
 
 
 def _does_another_fork() -> bool:
     """Whether another thread forks this process: then a child may inherit what is opened."""
-    num = len(_begun) - len(_ended)
-    return num > 1 or (num == 1 and _begun[-1] != threading.get_ident())
+    return _forking not in ([], [threading.get_ident()])
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_record_fork,
-        after_in_parent=partial(_ended.append, None),
-        after_in_child=_begun.clear,
+        after_in_parent=partial(_forking.__delitem__, slice(-1, None)),  # not `pop`: it may raise
+        after_in_child=_forking.clear,
     )
-    os.register_at_fork(after_in_child=_ended.clear)
     os.register_at_fork(after_in_child=_close_in_child)
 
 
@@ -85,7 +85,7 @@ class Lock(enum.Enum):
 
     SHARED = (False,)
     EXCLUSIVE = (True,)
-    EXCLUSIVE_IF_FREE = (True, False)  # else the shared one
+    EXCLUSIVE_IF_FREE = (True, False)
 
 
 class LockedError(Exception):
@@ -141,12 +141,13 @@ def _open(path: str) -> int | None:
 def _open_to_lock(open_file: Callable[[], int]) -> int:
     """Open a file; enter its descriptor unless a child may have inherited it before that."""
     end = time.monotonic() + FORK_SECONDS
+    last_fork = _last_fork[0]
     while _does_another_fork() and time.monotonic() < end:
         time.sleep(FORK_SECONDS / 100)
-    num_begun = len(_begun)
+        last_fork = _last_fork[0]
     descriptor = open_file()
     _may_be_locked[descriptor] = threading.get_ident()
-    if len(_begun) != num_begun:
+    if _last_fork[0] is not last_fork:
         del _may_be_locked[descriptor]
     return descriptor
 
@@ -168,7 +169,7 @@ def _release(descriptor: int) -> None:
     """Unlock and close a file, which may still be open in a child; in a child, only close it."""
     try:
         if descriptor in _may_be_locked:
-            with contextlib.suppress(OSError):  # its file system has no locks
+            with contextlib.suppress(OSError):  # some file systems have no locks
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         _may_be_locked.pop(descriptor, None)
@@ -179,7 +180,7 @@ def check_name(descriptor: int, path: str) -> None:
     """Raise ReplacedError unless a path still refers to an open file."""
     try:
         is_same = os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except FileNotFoundError:  # it was deleted
+    except FileNotFoundError:
         is_same = False
     if not is_same:
         raise ReplacedError
@@ -225,13 +226,13 @@ def new_file(path: str, old: LockedFile | None) -> Iterator[int]:
             raise ReplacedError from None
     try:
         try:
-            _lock(descriptor, Lock.EXCLUSIVE)  # if its file system has locks
+            _lock(descriptor, Lock.EXCLUSIVE)
             yield descriptor
         finally:
             _release(descriptor)
         _publish(name, path, old)
     finally:
-        with contextlib.suppress(FileNotFoundError):  # it was renamed
+        with contextlib.suppress(FileNotFoundError):  # the name is gone once it is published
             os.unlink(name)
 
 
@@ -249,7 +250,7 @@ def _publish(name: str, path: str, old: LockedFile | None) -> None:
         else:
             check_name(old.descriptor, path)  # zarr takes no locks
             os.replace(name, path)
-    except (FileExistsError, FileNotFoundError):  # or a temporary name was removed
+    except (FileExistsError, FileNotFoundError):  # not found: a temporary name was removed
         raise ReplacedError from None
 
 

@@ -43,7 +43,7 @@ class ShardFile(WritableFile[AnyShardPlan]):
         selection, item_size = self.chunk.request.chunk_selection, self._layout.item_size
         selected = self._shard.plan_of(selection, self._batch.drop_axes, max_gap=0)
         if isinstance(selected, ShardPointsPlan):
-            # Where they are in most complete shards, as if the file were an axis of bytes.
+            # Their places in most complete shards, as if the file were an axis of bytes.
             numbers = np.ravel_multi_index(selected.coordinates, self._shard.grid_shape)
             points = Axis(numbers * self._layout.num_bytes + selected.offsets, 1, 0)
             plans = [plan_axes((points,), item_size, max_gap=0)]
@@ -70,7 +70,7 @@ class ShardFile(WritableFile[AnyShardPlan]):
         return FileSpace(file, placed, list(map(self._select, inner_chunks.missing)), index, end)
 
     def _select(self, out_selection: OutSelection) -> Array:
-        """Return the elements of an inner chunk, given what it is of the selection."""
+        """Return the elements of an inner chunk, given its region in the selection."""
         return self._plan.elements[(*mesh(out_selection, self._plan.elements.shape), ...)]
 
     def _check_index(self, index: UInt64Array, num_bytes: int) -> int:
@@ -90,7 +90,7 @@ class ShardFile(WritableFile[AnyShardPlan]):
             )
         return end
 
-    def _fill(self, new: WrittenFile, old: FileSpace) -> Sequence[PlacedElements]:
+    def _lay_out(self, new: WrittenFile, old: FileSpace) -> Sequence[PlacedElements]:
         shard, length, data_start = self._shard, self._layout.num_bytes, self._data_start
         fill_value = self._stored_fill_value()
         index, end = np.full((*shard.grid_shape, 2), MISSING, np.uint64), data_start
@@ -105,7 +105,7 @@ class ShardFile(WritableFile[AnyShardPlan]):
         locks.set_length(new.descriptor, data_end + (0 if shard.is_index_first else len(raw)))
         if old.file is not None:
             write_file.copy_range(old.file.descriptor, new, range(data_start, end))
-        write_file.fill_range(new, fill_value, range(end, data_end))
+        write_file.write_repeated(new, fill_value, range(end, data_end))
         index_start = 0 if shard.is_index_first else data_end
         write_file.write_runs(new, raw, [index_start], len(raw))
         return self._space(None, index, data_end).placed

@@ -48,7 +48,7 @@ async def write_whole(
     `drop_axes` are the axes of the chunks that the values lack.
     """
     array = np.asarray(values)
-    suffix = f".{uuid.uuid4().hex}.partial"  # of temporary names
+    suffix = f".{uuid.uuid4().hex}.partial"  # how temporary names end
 
     def write(chunk: ChunkWrite, is_wanted: IsWanted) -> None:
         try:
@@ -74,7 +74,7 @@ def _elements_of(chunk: ChunkWrite, array: Array, drop_axes: tuple[int, ...]) ->
     """Return the elements of a chunk, in its shape; beyond the array, the fill value."""
     spec, elements = chunk.request.spec, array
     try:
-        if array.shape:  # else it is a single value for all elements
+        if array.shape:  # no axes: a single value for all elements
             elements = array[chunk.out_selection]
             elements = np.expand_dims(elements, drop_axes) if drop_axes else elements
         if elements.shape == spec.shape:
@@ -98,7 +98,7 @@ def _store_or_delete(chunk: ChunkWrite, elements: Array, suffix: str, is_wanted:
         _replace_file(chunk.path, suffix, blocks, layout.stored_dtype, is_wanted)
         return
     raise_if_cancelled(is_wanted)
-    if os.path.isdir(chunk.path):  # also if it is a link
+    if os.path.isdir(chunk.path):  # a folder, or a link to one
         raise LeftToZarr("there is a folder of its name")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(chunk.path)

@@ -56,7 +56,7 @@ class WrittenFile:
 class PlacedElements(NamedTuple):
     """What is written to a chunk, or to an inner chunk of a shard."""
 
-    runs: RunPlan  # where the selected elements are, without gaps
+    runs: RunPlan  # the places of the selected elements, without gaps
     elements: Array  # the values, in the dtype of the chunk and the shape of the selection
     start: int = 0  # the offset of the chunk in the file, in bytes
 
@@ -86,7 +86,7 @@ def elements_of(
     """
     if values.shape != ():
         values = values[out_selection]
-    if not shape:  # to a single element, NumPy assigns a masked value as NaN, or raises an error
+    if not shape:  # NumPy assigns a masked value to a single element as NaN, or raises
         element: Array = np.empty(1, layout.dtype)
         element[0] = values
         return element.reshape(())
@@ -95,7 +95,7 @@ def elements_of(
         converted: Array = np.empty(values.shape, layout.dtype)
         converted[...] = values
         values = converted
-    while values.ndim > len(shape) and len(values) == 1:  # as NumPy's assignment does
+    while values.ndim > len(shape) and len(values) == 1:  # like NumPy's assignment
         values = values.reshape(values.shape[1:])
     return np.broadcast_to(values, shape)
 
@@ -123,8 +123,8 @@ def _write_block(
         raw = as_bytes(encode_array(elements.transpose(plan.stored_axes), stored))
     else:
         raw = _buffer_between(starts[0], starts[0], plan.num_bytes)
-        if plan.max_gap:  # else all bytes are selected, some of them more than once
-            files.read_runs_into(file.descriptor, starts, raw.data)
+        if plan.max_gap:  # without gaps, all bytes are written, some of them more than once
+            files.fetch_runs_into(file.descriptor, starts, raw.data)
         shape, strides = plan.window_shape, plan.window_strides
         window: Array = np.ndarray(shape, stored, raw, 0, strides)
         index = mesh(plan.take_index, shape) if plan.needs_take else ...
@@ -137,7 +137,7 @@ def write_runs(file: WrittenFile, raw: UInt8Array, starts: Sequence[int], length
     view, pwrite = raw.data, os.pwrite
     descriptor, is_wanted = file.descriptor, file.is_wanted
     for start, first in zip(starts, range(0, len(raw), length), strict=True):
-        if not is_wanted():  # for each run, because a cancelled caller may change its values
+        if not is_wanted():  # asked for each run: a cancelled caller may change its values
             raise_if_cancelled(is_wanted)
         run, position, num_empty = view[first : first + length], start, 0
         if slow_copies.is_slow(run, start, length):
@@ -166,13 +166,13 @@ def _buffer_between(source: slow_copies.Position, offset: int, num_bytes: int) -
     return np.asarray(files.page_aligned(num_bytes, slow_copies.begin_between(source, offset)))
 
 
-def fill_range(file: WrittenFile, repeated: UInt8Array, filled: range) -> None:
-    """Fill a range of a new file with repeated bytes; zeros take no space."""
+def write_repeated(file: WrittenFile, repeated: UInt8Array, written: range) -> None:
+    """Write a few bytes over and over to a range of a new file, where zeros take no space."""
     if not repeated.any():
         return
     buffer = np.tile(repeated, max(constants.BLOCK_BYTES // len(repeated), 1))
-    for start in range(filled.start, filled.stop, len(buffer)):
-        raw = buffer[: filled.stop - start]
+    for start in range(written.start, written.stop, len(buffer)):
+        raw = buffer[: written.stop - start]
         write_runs(file, raw, [start], len(raw))
 
 

@@ -5,8 +5,9 @@ import inspect
 from typing import Any
 
 from numcodecs_bytes._core.catch import value_or_error
+from numcodecs_bytes._zarr_api import file_systems
 
-_NUM_CHARACTERS = 200  # the most of the name of a store that is shown
+_NUM_CHARACTERS = 200  # longer names of stores are cut
 
 
 def plural(number: int, what: str) -> str:
@@ -24,6 +25,12 @@ def name_of_class(instance: object) -> str:
     return name_of_type(type(instance))
 
 
+def other_pipeline(kind: type) -> str:
+    """Return that a class of pipelines reads nothing in part, or ""; zarr's may have our name."""
+    is_ours = getattr(kind, "reads_partially", False)
+    return "" if is_ours else f"{name_of_type(kind)} is the codec pipeline"
+
+
 def name_of_chunk(byte_getter: object) -> str:
     """Return the name of a chunk, and of its store if the byte getter has one."""
     coordinates = getattr(byte_getter, "chunk_coords", None)
@@ -39,15 +46,12 @@ def name_of_chunk(byte_getter: object) -> str:
 def reference_of(store: Any, path: str) -> str:
     """Return what fsspec's reference to a chunk points to, in parentheses, or ""."""
 
-    def reference() -> str:
-        url, *part = store.fs.references[f"{store.path}/{path}".strip("/")]
-        url = store.fs.target if url is None else url
-        if not isinstance(url, str) or len(part) not in (0, 2):
-            return ""
-        return f" ({part[1]} bytes at offset {part[0]} of {url})" if part else f" ({url})"
+    def target() -> str:
+        url, part = file_systems.target_of(file_systems.reference_to(store, path), store.fs)
+        return f"{part[1]} bytes at offset {part[0]} of {url}" if part else url
 
-    found = value_or_error(reference)  # a name is not worth an error
-    return found if isinstance(found, str) else ""
+    found = value_or_error(target)  # a name is not worth an error
+    return f" ({found})" if isinstance(found, str) else ""
 
 
 def name_of_store(store: object) -> str:
@@ -59,16 +63,15 @@ def name_of_store(store: object) -> str:
     name = " ".join(text.split()) if isinstance(text, str) else ""
     if not name or " at 0x" in name:
         return f"{kind} at {id(store):#x}"
-    references = value_or_error(_references_of, store)  # a name is not worth an error
-    name += references if isinstance(references, str) else ""
+    origin = value_or_error(_origin_of, store)  # a name is not worth an error
+    name += origin if isinstance(origin, str) else ""
     return name if len(name) <= _NUM_CHARACTERS else f"{kind}(...{name[-_NUM_CHARACTERS:]}"
 
 
-def _references_of(store: Any) -> str:
+def _origin_of(store: object) -> str:
     """Return where the references, or the archive, of a file system of fsspec are, or ""."""
-    files: Any = getattr(store, "fs", None)
-    files = getattr(files, "sync_fs", files)
-    first = files.storage_args[:1] if hasattr(files, "references") else ()
+    files = file_systems.unwrapped(getattr(store, "fs", None))
+    first = files.storage_args[:1] if file_systems.references_of(store) is not None else ()
     opened = getattr(files, "storage_options", {}).get("fo", *first)
     if opened is None:
         return ""
@@ -99,7 +102,7 @@ def path_of_array(path: str, num_axes: int, *, has_v2_keys: bool) -> str:
 
 def add_name(error: Exception, byte_getter: object, doing: str = "reading", num: int = 1) -> None:
     """Add a note that names the chunk, or one of `num` chunks, to an error, unless it has one."""
-    if num > 1 and "chunk '" in str(value_or_error(str, error)):  # it names the one
+    if num > 1 and "chunk '" in str(value_or_error(str, error)):  # the error names the chunk itself
         return
     others = f", or another one of {num}" if num > 1 else ""
     add_note(error, f"while {doing} {name_of_chunk(byte_getter)}{others}")
@@ -114,7 +117,7 @@ def add_name_of_array(error: Exception) -> None:
     frame = inspect.currentframe()
     while frame is not None:
         store_path = frame.f_locals.get("store_path")
-        if type(store_path).__name__ == "StorePath":  # not a variable of the user's
+        if type(store_path).__name__ == "StorePath":  # a user's variable may have this name
             add_note(error, f"while opening or creating {value_or_error(str, store_path)}")
             return
         frame = frame.f_back

@@ -54,3 +54,15 @@ def test_a_run_is_split_for_several_requests_unless_the_gap_is_set(num_requests,
     can_split = num_requests > 1 and max_gap is None
     assert is_split == [False, can_split, can_split]
     assert policy.max_sibling_gap == (max_gap or gap_policy.MAX_SIBLING_GAP_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "cost", "pays"),
+    [(64 * KB, 0, False), (64 * KB + 1, 0, True), (MB, MB, False), (4 * MB, 4 * MB, "if split")],
+)
+def test_what_pays(num_bytes, cost, pays):
+    """Saving more than `MIN_SAVED_BYTES`, or subranges, whose versions have to be known."""
+    policy = GapPolicy.for_chunk(10)
+    assert policy.pays(num_bytes, cost, tells_versions=True) == (pays in (True, "if split"))
+    assert policy.pays(num_bytes, cost, tells_versions=False) == (pays is True)
+    assert policy.may_pay(num_bytes) == (num_bytes > 64 * KB)

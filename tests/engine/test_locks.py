@@ -380,6 +380,12 @@ class TestForks:
         run_python("-W", "ignore", "-c", FORKS_WITH_TIME_OUTS, tmp_path)
         assert zarr.open_array(tmp_path, mode="r")[1].tolist() == [0, *[5] * 7]
 
+    def test_nothing_is_kept_of_a_fork_that_has_ended(self, tmp_path):
+        """Each one was recorded, and never forgotten."""
+        create(tmp_path, (8, 8))
+        sizes = run_python("-c", FORKS_OFTEN, tmp_path).stdout.splitlines()
+        assert sizes[0] == sizes[1]
+
     def test_a_child_imports_nothing_to_write(self, tmp_path):
         """A lock of that import, which a thread held at the fork, was never free in the child."""
         create(tmp_path, (8, 8))
@@ -405,6 +411,23 @@ if not child:
     os._exit(0)
 _, status = os.waitpid(child, 0)
 assert status == 0
+"""
+
+FORKS_OFTEN = """
+import os, sys, zarr
+from collections.abc import Sized
+import numcodecs_bytes._write.locks as locks
+
+zarr.config.set({"numcodecs_bytes.write_in_place": "require"})
+array = zarr.open_array(sys.argv[1], mode="r+")
+for number in range(2):
+    array[1, 1:] = number
+    print([len(kept) for kept in vars(locks).values() if isinstance(kept, Sized)])
+    for _ in range(3):
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
 """
 
 FORKS_WITH_TIME_OUTS = """

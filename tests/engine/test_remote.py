@@ -327,29 +327,56 @@ class TestRequests:
         assert len(large.ranges) == 2 + 16
 
 
-def test_a_client_that_hides_the_heads_of_answers(server, caplog):
-    """One with a cache may answer with any range; aiohttp before 3.9 does not show them."""
+def store_with_session(url, get, **settings):
+    """Return a store whose requests, of a session of aiohttp, are made by a function."""
 
-    class Hiding:
+    class Session:
         def __init__(self, session):
             self._session = session
 
         def __getattr__(self, name):
             return getattr(self._session, name)
 
-        def get(self, url, raise_for_status=None, **kwargs):
-            return self._session.get(url, **kwargs)
+        def get(self, url, **kwargs):
+            return get(self._session, url, **kwargs)
 
     async def get_client(**kwargs):
-        return Hiding(await http.get_client(**kwargs))
+        return Session(await http.get_client(**kwargs))
 
     options = {"get_client": get_client, "asynchronous": True, "skip_instance_cache": True}
-    url = f"{server.url('properly', 'hidden')}/large"
-    store = zarr.storage.FsspecStore.from_url(url, storage_options=options, read_only=True)
+    file_system = http.HTTPFileSystem(**options)
+    return zarr.storage.FsspecStore(file_system, path=url, read_only=True, **settings)
+
+
+def test_a_client_that_hides_the_heads_of_answers(server, caplog):
+    """One with a cache may answer with any range; aiohttp before 3.9 does not show them."""
+
+    def get(session, url, **kwargs):
+        kwargs.pop("raise_for_status", None)
+        return session.get(url, **kwargs)
+
+    store = store_with_session(f"{server.url('properly', 'hidden')}/large", get)
     array = zarr.open_array(store, mode="r")
     assert np.array_equal(array[3, :9], LARGE[3, :9])
     assert "does not show the headers of responses" in caplog.text
     assert is_struck(array, FIRST)
+
+
+def test_an_error_before_the_head_that_may_mean_that_a_chunk_is_missing(server, caplog):
+    """To the store, it does; but the client may have lost the connection: that is no strike."""
+
+    def get(session, url, headers=(), **kwargs):
+        if "Range" in headers:
+            raise KeyError(url)
+        return session.get(url, headers=headers, **kwargs)
+
+    allowed = {"allowed_exceptions": (FileNotFoundError, KeyError)}
+    store = store_with_session(f"{server.url('properly', 'unclear')}/large", get, **allowed)
+    array = zarr.open_array(store, mode="r")
+    for _ in range(4):
+        assert np.array_equal(array[3, :9], LARGE[3, :9])
+    assert not is_struck(array, FIRST)
+    assert not caplog.messages
 
 
 class TestReferences:

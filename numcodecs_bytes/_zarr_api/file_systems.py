@@ -1,0 +1,38 @@
+"""File systems of fsspec: which are local, and what their references point to."""
+
+from typing import Any
+
+
+def unwrapped(file_system: Any) -> Any:
+    """Return a file system without the wrapper of fsspec that makes it asynchronous, if any."""
+    is_wrapper = type(file_system).__module__ == "fsspec.implementations.asyn_wrapper"
+    return file_system.sync_fs if is_wrapper else file_system
+
+
+def is_local(file_system: object) -> bool:
+    """Whether a file system is fsspec's own of local files."""
+    kind = type(file_system)
+    return (kind.__module__, kind.__name__) == ("fsspec.implementations.local", "LocalFileSystem")
+
+
+def references_of(store: Any) -> Any:
+    """Return the references that a store of fsspec reads, by the paths of chunks, or None."""
+    return getattr(getattr(store, "fs", None), "references", None)
+
+
+def reference_to(store: Any, key: str) -> Any:
+    """Return the reference to a chunk of a store that has references, or None."""
+    return references_of(store).get(f"{store.path}/{key}".strip("/"))
+
+
+def target_of(reference: Any, file_system: Any) -> tuple[str, tuple[int, int] | None]:
+    """Return the URL of a reference, and the offset and length of a part of that, if it has them.
+
+    A reference of an unknown form may raise anything.
+    """
+    url, *part = reference
+    target = file_system.target if url is None else url
+    if not part:
+        return target, None
+    offset, num_bytes = part
+    return target, (int(offset), int(num_bytes))
