@@ -112,7 +112,7 @@ def _fetch_and_scatter(
         batch = FileBatch(speed, leaves_slow_files=True)
         batch.probe(descriptor, plan.probe_offsets(origin))
     fetcher = RunFetcher(descriptor, layout, Output.of_caller(out), None, 0, 0)
-    fetcher.read(plan, origin, form.out_selection)
+    fetcher.fetch_and_scatter(plan, origin, form.out_selection)
 
 
 def read_form_in_memory(
