@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from numcodecs_bytes._core.dtypes import UInt8Array
+
 # From this size on, a slow copy takes at least twice as long as a fast one. To read 2 KiB takes 0.6
 # us more, as long as to copy it once more.
 MIN_SLOW_BYTES = 1 << 12
@@ -30,7 +32,7 @@ _BEGINNINGS = (0, 2048 + 64, 2048 + 128)
 MAX_BEGIN = _BEGINNINGS[-1]
 ROW_BYTES = 1 << 9
 
-Position = int | memoryview  # an offset in a file, or an address; or memory
+Position = int | memoryview | UInt8Array  # an offset in a file, or an address; or memory
 
 
 def slow_distances_of(cpuinfo: str) -> range:
@@ -81,4 +83,6 @@ def begin_between(source: Position, destination: Position) -> int:
 
 
 def _address_of(position: Position) -> int:
-    return position if isinstance(position, int) else np.frombuffer(position, np.uint8).ctypes.data
+    if isinstance(position, int):
+        return position
+    return np.asarray(position).ctypes.data

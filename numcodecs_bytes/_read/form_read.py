@@ -11,8 +11,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from numcodecs_bytes._core import slow_copies
 from numcodecs_bytes._core.dtypes import Array, UInt8Array, UInt64Array
 from numcodecs_bytes._core.interrupts import raise_if_of_caller
+from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.forms import Form, InnerPosition
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.shards import AnyLayout, ShardLayout
@@ -23,10 +25,6 @@ from numcodecs_bytes._read.output import Output, scatter
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.files import FileExtent
 from numcodecs_bytes._sources.shard_index import cached_indices
-
-# Shorter results are read straight, wherever they lie. They may begin anywhere in a page, so that
-# one copy in 256 is slow (see `slow_copies`); to look at the address takes a row 1 us more.
-MAX_UNCHECKED_BYTES = 1 << 16
 
 
 def read_form_in_file(
@@ -54,7 +52,10 @@ def read_form_in_file(
         return "missing" if is_missing else "unusual"
     finally:
         for descriptor in opened:
-            files.close(descriptor)
+            try:
+                os.close(descriptor)
+            except OSError as error:  # all has been read
+                raise_if_of_caller(error)
     return "present"
 
 
@@ -97,10 +98,10 @@ def _fetch_and_scatter(
 ) -> None:
     """Fetch and scatter the runs of a form; `origin` is where they would begin at offset 0."""
     plan = form.plan
-    if plan.num_runs == 1 and plan.num_bytes <= MAX_UNCHECKED_BYTES and hasattr(os, "preadv"):
+    if plan.num_runs == 1 and plan.num_bytes <= constants.BLOCK_BYTES and hasattr(os, "preadv"):
         start = origin + plan.first_run_offset
-        if form.is_copy:
-            view: Any = out.ravel("K").view(np.uint8)
+        view: Any = out.ravel("K").view(np.uint8)
+        if form.is_copy and not slow_copies.is_slow(start, view, plan.num_bytes):
             if os.preadv(descriptor, [view], start) == plan.num_bytes:
                 return
         elif len(raw := os.pread(descriptor, plan.num_bytes, start)) == plan.num_bytes:

@@ -8,6 +8,7 @@ import asyncio
 import collections
 import itertools
 import operator
+import os
 import time
 from collections.abc import Hashable, Iterator, Sequence
 
@@ -26,7 +27,6 @@ from numcodecs_bytes._runtime.threads import (
     run_while_wanted,
 )
 from numcodecs_bytes._runtime.workers import CallerWorkers, PoolWorkers, num_threads_for
-from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.shard_index import cached_indices
 from numcodecs_bytes._zarr_api.names import add_name
 from numcodecs_bytes._zarr_api.versions import concurrency
@@ -172,7 +172,10 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, batch: FileBatch) -> Non
             _read_or_leave(chunk, opened[0], out, batch, seconds)
     finally:
         for descriptor in opened:
-            files.close(descriptor)
+            try:
+                os.close(descriptor)
+            except OSError as error:  # all has been read
+                raise_if_of_caller(error)
 
 
 def _read_or_leave(

@@ -117,14 +117,6 @@ def opener_of(path: str) -> Callable[[], int]:
     return partial(os.open, path, _FLAGS)
 
 
-def close(descriptor: int) -> None:
-    """Close a file that has been read, whatever the system says."""
-    try:
-        os.close(descriptor)
-    except OSError as error:
-        raise_if_of_caller(error)
-
-
 def _length_of(descriptor: int) -> int:
     """Return the length of an open file in bytes; raise an error unless it is a regular file."""
     status = os.fstat(descriptor)

@@ -355,9 +355,9 @@ class TestWrites:
 
 # Reads: of which array, of what, and in how many functions a bug may have been forgotten.
 READS = {
-    "chunks": (np.s_[1:6, 3], 18),
-    "native": (np.s_[1:6], 18),
-    "shards": (np.s_[1:6, 3], 20),
+    "chunks": (np.s_[1:6, 3], 13),
+    "native": (np.s_[1:6], 13),
+    "shards": (np.s_[1:6, 3], 15),
     "converted": (np.s_[1:6, 3], 26),
     "chunks.zip": (np.s_[1:6, 3], 20),
     "large": (np.s_[::2, :1000], 32),
@@ -367,11 +367,11 @@ READS = {
 }
 # Writes likewise, and whether there are files before.
 WRITES = {
-    "chunks": (np.s_[1:6, ::2], True, 25),
-    "new chunks": (np.s_[1:6, ::2], False, 20),
-    "whole chunks": (np.s_[...], True, 20),
-    "shards": (np.s_[1:6, ::2], True, 26),
-    "new shards": (np.s_[1:6, ::2], False, 20),
+    "chunks": (np.s_[1:6, ::2], True, 27),
+    "new chunks": (np.s_[1:6, ::2], False, 22),
+    "whole chunks": (np.s_[...], True, 22),
+    "shards": (np.s_[1:6, ::2], True, 28),
+    "new shards": (np.s_[1:6, ::2], False, 22),
 }
 
 
