@@ -101,7 +101,7 @@ def _fetch_and_scatter(
     if plan.num_runs == 1 and plan.num_bytes <= constants.BLOCK_BYTES and hasattr(os, "preadv"):
         start = origin + plan.first_run_offset
         view: Any = out.ravel("K").view(np.uint8)
-        if form.is_copy and not slow_copies.is_slow(start, view, plan.num_bytes):
+        if form.is_copy and not slow_copies.is_slow_to_new(start, view):
             if os.preadv(descriptor, [view], start) == plan.num_bytes:
                 return
         elif len(raw := os.pread(descriptor, plan.num_bytes, start)) == plan.num_bytes:
