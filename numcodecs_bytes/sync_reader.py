@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zarr
 
+from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.interrupts import is_of_caller, raise_interrupt
 from numcodecs_bytes._plan.array_selection import ChunkSelection, select
 from numcodecs_bytes._plan.forms import InnerPosition, form_key
@@ -22,9 +23,9 @@ from numcodecs_bytes._read.form_read import read_form_in_file, read_form_in_memo
 from numcodecs_bytes._read.local import read_here
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._runtime import own_bugs, traces
+from numcodecs_bytes._tools.partial_reads import reason_of
 from numcodecs_bytes._zarr_api.batch_items import ChunkName, ChunkRequest
 from numcodecs_bytes._zarr_api.names import name_of_class, name_of_store, other_pipeline
-from numcodecs_bytes._zarr_api.options import OptionError
 from numcodecs_bytes._zarr_api.private_names import bytes_in_memory
 from numcodecs_bytes._zarr_api.versions import fill_value_or_default
 
@@ -122,17 +123,17 @@ class SyncReader:
         return vars(self) | {"_chunks": None, "_last_path": None}
 
     def __repr__(self) -> str:
-        how = "small selections are read directly"
-        try:
-            chunks = self._find_chunks()
-            locations = chunks.locate()
-            if not locations.is_in_memory:
-                locations.file_extent_of(chunks.first.path)
-        except LeftToZarr as why:
-            how = f"zarr reads it: {why}"
-        except OptionError as error:
-            how = str(error)
-        return f"<SyncReader of {self._array!r}: {how}>"
+        error = value_or_error(self._check_reads_directly)
+        how = reason_of(error) or "small selections are read directly"
+        left = "zarr reads it: " if isinstance(error, LeftToZarr) else ""
+        return f"<SyncReader of {self._array!r}: {left}{how}>"
+
+    def _check_reads_directly(self) -> None:
+        """Raise `LeftToZarr` if zarr reads the array, whatever is selected."""
+        chunks = self._find_chunks()
+        locations = chunks.locate()
+        if not locations.is_in_memory:
+            locations.file_extent_of(chunks.first.path)
 
     def __getitem__(self, selection: Any) -> Any:
         bugs: list[Exception] = []

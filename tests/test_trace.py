@@ -94,6 +94,62 @@ def test_the_table_fits_into_100_columns(array, shown, named):
     assert "read whole" in head
 
 
+@pytest.mark.parametrize("stored", ["chunks", "shards"])
+def test_what_is_fetched_in_gaps(tmp_path, stored):
+    """Of a box, more than ten times what is selected was fetched, and no line said why."""
+    stored_rows(tmp_path, stored)
+    for store in (tmp_path, CountingStore(tmp_path)):
+        with ranges_from(CountingStore), numcodecs_bytes.trace() as found:
+            array = zarr.open_array(store, mode="r")
+            array[200:300, 100:110]
+        total = found.report()["total"]
+        fetched = total["bytes_fetched"] - total["bytes_selected"]
+        assert 0 <= fetched - total["bytes_in_gaps"] <= 3 * (16 * 16 + 4)
+        assert total["bytes_in_gaps"] > 10 * total["bytes_selected"]
+        said = f" of {array.store!r} fetched, but not selected: short gaps between selected bytes"
+        assert said in str(found)
+        assert "numcodecs_bytes.max_gap_bytes" in str(found)
+        no_gaps = zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0})
+        with no_gaps, ranges_from(CountingStore), numcodecs_bytes.trace() as found:
+            array[200:300, 100:110]
+        assert found.report()["total"]["bytes_in_gaps"] == 0
+        assert "fetched, but not selected" not in str(found)
+
+
+def test_missing_inner_chunks_hide_no_gaps(tmp_path):
+    """What is selected of them is not fetched."""
+    settings = {"shape": (8, 64), "shards": (8, 64), "chunks": (4, 64), "dtype": "u1"}
+    zarr.create_array(tmp_path, **settings, compressors=None)[:4] = 1
+    with ranges_from(CountingStore):
+        for store in (tmp_path, CountingStore(tmp_path)):
+            with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 64}):
+                array = zarr.open_array(store, mode="r")
+                report, _ = traced(lambda array=array: array[:, 30:34])
+            assert report["total"]["bytes_in_gaps"] == 3 * 60
+
+
+def test_chunks_in_one_object_share_what_is_fetched_in_gaps(tmp_path):
+    """They are requested together."""
+    (tmp_path / "a").write_bytes(bytes(8 * 64))
+    refs = {"zarr.json": json.dumps(metadata("uint8", [bytes_codec()], (8, 64), (2, 64)))}
+    path = (tmp_path / "a").as_uri()
+    refs |= {f"c/{number}/0": [path, 128 * number, 128] for number in range(4)}
+    with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 64}):
+        array = zarr.open_array(reference_store(refs), mode="r")
+        report, _ = traced(lambda: array[:, 30:34])
+    total = report["total"]
+    assert total["bytes_in_gaps"] == total["bytes_fetched"] - 8 * 4 == 4 * 60
+
+
+def test_many_reads_are_not_said_to_be_one(tmp_path):
+    """Of a column that took 38 requests, a report said "a single read is faster"."""
+    array = create(tmp_path / "a", (2048, 1024), dtype="f4")
+    array[:] = 1
+    report, _ = traced(lambda: array[:, 7])
+    assert report["total"]["requests"] > 1
+    assert report["total"]["why_whole"] == {"the gaps between the selected bytes are short": 1}
+
+
 def test_a_reason_is_one_line(array, monkeypatch):
     """With one colon, even if it is the text of an error."""
     stat = os.fstat
@@ -166,6 +222,14 @@ def test_stores_share_no_name(tmp_path, make):
         for array in arrays:
             array[1:3]
     assert len(found.report()["arrays"]) + len(found.report()["arrays_not_seen"]) == 2
+
+
+def test_references_in_memory_are_named_by_a_file():
+    """They were named by an address alone."""
+    references = {"zarr.json": json.dumps(metadata("int32", [bytes_codec("little")]))}
+    references["c/0"] = ["https://name:PASSWORD@host/scan.nc?key=SECRET", 132, 16]
+    name = names.name_of_store(reference_store(references, "https"))
+    assert re.search(r" of memory://[0-9]+, to https://host/scan\.nc$", name)
 
 
 def test_a_name_shows_no_password(tmp_path):

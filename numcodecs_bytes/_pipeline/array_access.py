@@ -15,14 +15,19 @@ from zarr.storage import MemoryStore, StorePath
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.interrupts import raise_interrupt
-from numcodecs_bytes._pipeline.array_layouts import ArrayLayouts, Codecs, chunk_spec_of
+from numcodecs_bytes._pipeline.array_layouts import (
+    ArrayLayouts,
+    Codecs,
+    chunk_spec_of,
+    first_chunk_spec_of,
+)
 from numcodecs_bytes._pipeline.elementwise import byte_order_of
 from numcodecs_bytes._plan.gap_policy import UNLIMITED, GapPolicy
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.shards import AnyLayout, ShardLayout
 from numcodecs_bytes._runtime import traces
-from numcodecs_bytes._sources.files import FileExtent
+from numcodecs_bytes._sources.files import FileExtent, length_of_file
 from numcodecs_bytes._sources.store_states import StoreState, state_of
 from numcodecs_bytes._sources.stores import (
     ChunkLocator,
@@ -221,6 +226,25 @@ class ArrayAccess:
         return ArrayChunks(
             self, metadata, buffers, spec, layout, prefix, first, may_be_missing, order, forms
         )
+
+    def check_reads_in_part(self, array: AnyArray) -> None:
+        """Raise `LeftToZarr` if all of a chunk is fetched, whatever is selected of it.
+
+        The first chunk stands for the others; nothing is requested.
+        """
+        spec = first_chunk_spec_of(array)
+        first = array.store_path / array.metadata.encode_chunk_key((0,) * array.ndim)
+        locations = self.locate(first, spec)
+        if locations.locator is None:
+            raise locations.why_left.without_frames()
+        layout, extent = self.layout_of(spec), locations.locator(first.path)
+        if isinstance(extent, FileExtent):
+            if extent.find_member is not None:
+                length_of_file(extent)  # raises if the member of the archive is compressed
+        elif extent.num_bytes is None and isinstance(layout, Layout):
+            policy = GapPolicy.for_chunk(UNLIMITED, locations.max_gap)
+            if not policy.may_pay(layout.num_bytes):
+                raise LeftToZarr("a part would take as long, since the chunk is small")
 
     def metadata_path(self, chunk: ChunkRequest) -> str:
         """Return the path of the array's metadata in the store, given one of its chunks."""

@@ -126,11 +126,23 @@ def layout_of_array(array: AnyArray) -> AnyLayout:
 
 def chunk_spec_of(array: "zarr.Array[Any]") -> ArraySpec:
     """Return the specification of an array's chunks; raise `LeftToZarr` if they differ."""
-    metadata: Any = array.metadata
     try:
-        shape = array.shards or array.chunks
+        return _spec_of(array, array.shards or array.chunks)
     except NotImplementedError as error:  # the grid is rectilinear
         raise LeftToZarr("chunks of several shapes") from error
+
+
+def first_chunk_spec_of(array: Any) -> ArraySpec:
+    """Return the specification of an array's first chunk."""
+    try:
+        return _spec_of(array, array.shards or array.chunks)
+    except NotImplementedError:  # the grid is rectilinear, as zarr 3.4 allows
+        lengths = array.write_chunk_sizes
+        return _spec_of(array, tuple([each[0] if each else 1 for each in lengths]))
+
+
+def _spec_of(array: "zarr.Array[Any]", shape: tuple[int, ...]) -> ArraySpec:
+    metadata: Any = array.metadata
     order: Any = metadata.order if metadata.zarr_format == 2 else "C"
     config = ArrayConfig(order=order, write_empty_chunks=False)
     return ArraySpec(shape, metadata.dtype, metadata.fill_value, config, cpu.buffer_prototype)

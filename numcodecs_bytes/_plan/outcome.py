@@ -49,6 +49,7 @@ class FetchCounts(NamedTuple):
     num_requests: int = 0
     num_bytes: int = 0
     num_bytes_by_zarr: int | None = None  # what zarr alone fetches, unless all of the chunk
+    num_gap_bytes: int = 0  # how many of the bytes are in gaps; counted only for a trace
 
 
 class Outcome(NamedTuple):

@@ -26,6 +26,10 @@ from numcodecs_bytes._zarr_api.batch_items import ChunkRequest
 from numcodecs_bytes._zarr_api.names import name_of_chunk
 from numcodecs_bytes._zarr_api.versions import fill_value_or_default
 
+# Why a chunk was fetched whole, if nothing else is the reason.
+_GAPS = "the gaps between the selected bytes are short"
+_AS_FAST = "a part would take as long, since the chunk is small, or the gaps are short"
+
 
 @dataclass(slots=True, eq=False)
 class ChunkRead:
@@ -62,6 +66,16 @@ class ChunkRead:
             self.chunk_selection = moved
             self.selection_offset += sum(map(operator.mul, distances, layout.strides))
 
+    def num_gap_bytes(self, num_in_ranges: int, missing: Iterable[OutSelection] = ()) -> int:
+        """Return how many bytes of the ranges were in gaps, if a trace counts them.
+
+        `missing` is what is selected of inner chunks that do not exist.
+        """
+        if not traces.active:
+            return 0
+        num_elements = size_of(self.out_selection) - sum(map(size_of, missing))
+        return max(num_in_ranges - num_elements * self.layout.item_size, 0)
+
     def read_as_missing(self, out: Output, fetched: FetchCounts) -> None:
         """Fill what is selected of the chunk, because it does not exist."""
         self.fill(out, [self.out_selection])
@@ -80,7 +94,7 @@ class ChunkRead:
         # zarr 3.1.6 does not tell whether a chunk exists.
         exists = exists and not issubclass(self.outcome.kind, NoReference)
         status: Literal["present", "missing"] = "present" if exists else "missing"
-        num_requests, num_bytes, _ = self.outcome.fetched  # what was fetched here was in vain
+        num_requests, num_bytes, *_ = self.outcome.fetched  # what was fetched here was in vain
         fetched = FetchCounts(
             num_requests + 1, num_bytes + (self.layout.num_bytes if exists else 0)
         )
@@ -103,11 +117,12 @@ class ChunkRead:
         if outcome.is_by_zarr and not is_missing and isinstance(self.layout, ShardLayout):
             # How much zarr fetches of a shard is not known.
             return {("not_seen", outcome.why or "most of a shard is selected"): 1}
-        num_requests, num_fetched, by_zarr = outcome.fetched
+        num_requests, num_fetched, by_zarr, num_in_gaps = outcome.fetched
         counts: traces.Counts = {
             "chunks": 1,
             "requests": num_requests,
             "bytes_fetched": num_fetched,
+            "bytes_in_gaps": num_in_gaps,
         }
         if is_missing:
             return counts | {"chunks_missing": 1}
@@ -119,7 +134,7 @@ class ChunkRead:
         # was fetched; or nothing, since it was in memory.
         is_whole = num_fetched >= 0.9 * num_bytes or not by_zarr
         if num_selected < 0.9 * num_bytes and is_whole:
-            default = "a single read is faster: the chunk is small, or the gaps are short"
+            default = _AS_FAST if outcome.is_by_zarr else _GAPS
             counts |= {"chunks_whole": 1, ("why_whole", outcome.why or default): 1}
         return counts
 

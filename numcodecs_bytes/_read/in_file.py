@@ -79,12 +79,14 @@ def read_chunk(
     fetcher = planned.fetcher(descriptor, planned.layout, planned.out, checksum)
     for plan, start, out_selection in planned.placed:
         fetcher.fetch_and_scatter(plan, start, out_selection)
-    num_reads, num_bytes, num_bytes_by_zarr = planned.fetched
+    num_reads, num_bytes, num_bytes_by_zarr, _ = planned.fetched
     num_bytes += fetcher.num_bytes
+    num_gap_bytes = chunk.num_gap_bytes(fetcher.num_bytes, planned.missing)
     if checksum is not None:
         checksum.verify(out.raise_if_cancelled)
         num_bytes += checksum.num_bytes_read
-    fetched = FetchCounts(num_reads + fetcher.num_reads, num_bytes, num_bytes_by_zarr)
+    num_reads += fetcher.num_reads
+    fetched = FetchCounts(num_reads, num_bytes, num_bytes_by_zarr, num_gap_bytes)
     chunk.outcome = Outcome("present", fetched=fetched)
 
 
@@ -122,7 +124,7 @@ def _plan_shard(
 ) -> _ExtentRead:
     """Fetch the index of a shard, and plan what is read of its inner chunks."""
     started = time.perf_counter()
-    index, (num_reads, num_bytes, _) = batch.read_index(shard, extent)
+    index, (num_reads, num_bytes, *_) = batch.read_index(shard, extent)
     seconds = time.perf_counter() - started
     batch.record_index(seconds)
     moved, first_coords = moved_to_start(chunk.chunk_selection, shard.shape, shard.inner.shape)

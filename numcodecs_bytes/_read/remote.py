@@ -146,7 +146,9 @@ class _ObjectReader:
         inner = _within(planned.chunks[0].out_selection, inner)
         del answer, index  # they may take megabytes while the inner chunks are fetched
         num_bytes_by_zarr = shard.num_bytes_by_zarr(inner) if traces.active else None
-        answer = await self._fetch_and_scatter(planned, inner.present, num_bytes_by_zarr)
+        answer = await self._fetch_and_scatter(
+            planned, inner.present, num_bytes_by_zarr, inner.missing
+        )
         if answer.kind == "read":
             planned.chunks[0].fill(self.out, inner.missing)
         return answer
@@ -156,12 +158,14 @@ class _ObjectReader:
         planned: ObjectRead,
         placed: Sequence[PlacedRuns],
         num_bytes_by_zarr: int | None = None,
+        missing: Sequence[OutSelection] = (),
     ) -> Answer:
         """Fetch runs of an object, straight into the output if they are just what it holds there.
 
-        `num_bytes_by_zarr` is how many bytes zarr alone would fetch, if that is not all of it.
+        `num_bytes_by_zarr` is how many bytes zarr alone would fetch, if that is not all of it, and
+        `missing` what is selected of inner chunks that do not exist.
         """
-        array, direct = self.out.array, None
+        array, direct, num_before = self.out.array, None, planned.remote_object.num_received
         if len(placed) == 1:
             plan, _, out_selection = placed[0]
             direct = direct_view(array, out_selection, plan, planned.layout)
@@ -170,7 +174,8 @@ class _ObjectReader:
             return answer
         if direct is None:
             _scatter(answer.raw, placed, planned.layout, array)
-        _record_read(planned, num_bytes_by_zarr)
+        num_in_ranges = planned.remote_object.num_received - num_before
+        _record_read(planned, num_in_ranges, num_bytes_by_zarr, missing)
         return answer
 
     async def _is_surely_missing(self, planned: ObjectRead) -> bool:
@@ -243,7 +248,12 @@ def _scatter(raw: UInt8Array, placed: Sequence[PlacedRuns], layout: Layout, arra
         start = end
 
 
-def _record_read(planned: ObjectRead, num_bytes_by_zarr: int | None) -> None:
+def _record_read(
+    planned: ObjectRead,
+    num_in_ranges: int,
+    num_bytes_by_zarr: int | None,
+    missing: Sequence[OutSelection],
+) -> None:
     """Record that chunks are read; what was fetched together is each one's as it was planned."""
     num_requests, num_bytes = _fetched(planned)[:2]
     shares = [num_bytes]
@@ -251,6 +261,7 @@ def _record_read(planned: ObjectRead, num_bytes_by_zarr: int | None) -> None:
         ends = np.cumsum([plan.num_bytes for plan in planned.plans])
         shares = np.diff(ends * num_bytes // max(ends[-1], 1), prepend=0).tolist()
     for chunk, share in zip(planned.chunks, shares, strict=True):
-        fetched = FetchCounts(num_requests, share, num_bytes_by_zarr)
+        num_gap_bytes = chunk.num_gap_bytes(min(share, num_in_ranges), missing)
+        fetched = FetchCounts(num_requests, share, num_bytes_by_zarr, num_gap_bytes)
         chunk.outcome = Outcome("present", fetched=fetched)
         num_requests = 0  # the other chunks were requested with the first

@@ -26,10 +26,14 @@ _COLUMNS = {
     "bytes_in_place": "written in place",
 }
 _NUM_CHARACTERS = 100  # the largest width of the table
+_WHY_GAPS = (
+    "short gaps between selected bytes are fetched along with them; "
+    "numcodecs_bytes.max_gap_bytes limits their length"
+)
 
 
 def _zero_totals() -> Totals:
-    numbers = dict.fromkeys((*_COLUMNS, "chunks_missing", "chunks_in_place"), 0)
+    numbers = dict.fromkeys((*_COLUMNS, "bytes_in_gaps", "chunks_missing", "chunks_in_place"), 0)
     kinds = ("why_whole", "why_not_in_place", "why_not_direct", "not_seen")
     return numbers | {kind: {} for kind in kinds}
 
@@ -91,7 +95,8 @@ class Trace:
         that do not exist, and ``chunks_whole`` and ``why_whole`` (by reason) those fetched whole
         although less was selected. ``requests`` counts requests and reads of files. Of the elements
         that were selected, ``bytes_selected`` is the size, ``bytes_fetched`` what was fetched for
-        them, and ``bytes_zarr_alone`` what zarr alone fetches, also to write part of a chunk.
+        them, ``bytes_in_gaps`` how much of that lies in gaps between them, and ``bytes_zarr_alone``
+        what zarr alone fetches, also to write part of a chunk.
         ``chunks_in_place`` and ``bytes_in_place`` count what was written in place, and
         ``why_not_in_place`` the other chunks by reason, if the option ``write_in_place`` is on.
         ``why_not_direct`` counts the selections that `SyncReader` left to zarr, by reason.
@@ -160,14 +165,28 @@ def _lines(report: dict[str, Totals], paths: dict[str, str]) -> Iterator[str]:
     yield from _table(rows)
     if num := total["chunks_missing"]:
         yield f"{plural(num, 'chunk')} missing, read as the fill value"
+    # Fewer bytes than a tenth of what was fetched are not worth a line.
+    with_gaps = {
+        name: counts["bytes_in_gaps"]
+        for name, counts in arrays.items()
+        if counts["bytes_in_gaps"] > 0.1 * counts["bytes_fetched"]
+    }
+    if with_gaps:
+        counted = _size(sum(with_gaps.values()))
+        yield f"{counted} of {_names(with_gaps, paths)} fetched, but not selected: {_WHY_GAPS}"
     for (noun, what), by_array in reasons.items():
         for why in dict.fromkeys(itertools.chain(*by_array.values())):
             numbers = {name: counts[why] for name, counts in by_array.items() if why in counts}
             counted = plural(sum(numbers.values()), noun)
-            names = [paths.get(name, name) for name in numbers]
-            more = [f"{len(names) - 5} more"] if len(names) > 5 else []
             reason = " ".join(why.split()).replace(": ", " - ")  # it is one line, with one colon
-            yield f"{counted} of {', '.join(names[:5] + more)} {what}: {reason}"
+            yield f"{counted} of {_names(numbers, paths)} {what}: {reason}"
+
+
+def _names(numbers: dict[str, int], paths: dict[str, str]) -> str:
+    """Return the names of arrays that have a number, the first five of them."""
+    names = [paths.get(name, name) for name in numbers]
+    more = [f"{len(names) - 5} more"] if len(names) > 5 else []
+    return ", ".join(names[:5] + more)
 
 
 def _why_nothing() -> str:

@@ -75,13 +75,25 @@ def _origin_of(store: object) -> str:
     opened = getattr(files, "storage_options", {}).get("fo", *first)
     if opened is None:
         return ""
-    if not isinstance(opened, str):
-        return f" of memory://{id(opened)}"
-    # Before "@", and after "?" or "#", there may be a password, or a key.
-    url = opened.partition("?")[0].partition("#")[0]
-    protocol, slashes, rest = url.partition("//")
+    if isinstance(opened, str):
+        return f" of {_without_secrets(opened)}"
+    target = value_or_error(_first_target, files)
+    to_file = f", to {_without_secrets(target)}" if isinstance(target, str) else ""
+    return f" of memory://{id(opened)}{to_file}"
+
+
+def _first_target(files: Any) -> str:
+    """Return the URL of the first reference of a file system that is not inlined."""
+    pointers = (each for each in files.references.values() if not isinstance(each, (str, bytes)))
+    url, _ = file_systems.target_of(next(pointers), files)
+    return url
+
+
+def _without_secrets(url: str) -> str:
+    """Return a URL without what may be a password, before "@", or a key, after "?" or "#"."""
+    protocol, slashes, rest = url.partition("?")[0].partition("#")[0].partition("//")
     host, slash, path = rest.partition("/")
-    return f" of {protocol}{slashes}{host.rpartition('@')[2]}{slash}{path}"
+    return f"{protocol}{slashes}{host.rpartition('@')[2]}{slash}{path}"
 
 
 def keys_are_v2(metadata: Any) -> bool:
