@@ -119,7 +119,7 @@ class ChunkRead:
         # was fetched; or nothing, since it was in memory.
         is_whole = num_fetched >= 0.9 * num_bytes or not by_zarr
         if num_selected < 0.9 * num_bytes and is_whole:
-            default = "a single read is faster: the chunk is small, or the gaps are short"
+            default = "that is faster: the chunk is small, or the gaps are short"
             counts |= {"chunks_whole": 1, ("why_whole", outcome.why or default): 1}
         return counts
 

@@ -35,7 +35,7 @@ from numcodecs_bytes._sources import files, stores
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
 KIB, MIB = 1 << 10, 1 << 20
-SMALL = "a single read is faster: the chunk is small, or the gaps are short"
+SMALL = "that is faster: the chunk is small, or the gaps are short"
 DATA = np.random.default_rng(0).random((48, 40))
 
 

@@ -23,7 +23,7 @@ import numcodecs_bytes
 from numcodecs_bytes.zarr_codec import BytesCodec
 
 CODECS = ["zarr.codecs.bytes.BytesCodec", "numcodecs_bytes.zarr_codec.BytesCodec"]
-SMALL = "a single read is faster: the chunk is small, or the gaps are short"
+SMALL = "that is faster: the chunk is small, or the gaps are short"
 
 
 def random_numbers(rng):
