@@ -75,6 +75,8 @@ class BytesCodec(zarr.codecs.BytesCodec):
     A subclass of zarr's own codec, for which zarr's sharding and other code checks. The two compare
     equal if their `endian` is the same.
 
+    For Zarr v2 arrays and numcodecs, use `numcodecs_bytes.Bytes`.
+
     Parameters
     ----------
     endian : {'little', 'big'} or None
