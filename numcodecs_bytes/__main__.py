@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +20,9 @@ from typing import Any, NoReturn
 from numcodecs_bytes import __version__
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
+from numcodecs_bytes._core.sizes import parse_size
 from numcodecs_bytes._tools.reporting import ArrayReport, Limits, ProgressBar
+from numcodecs_bytes._tools.requirements import unsupported_versions
 from numcodecs_bytes._tools.terminal import (
     Finding,
     Status,
@@ -29,6 +32,8 @@ from numcodecs_bytes._tools.terminal import (
     reason_of,
 )
 from numcodecs_bytes._zarr_api.names import plural
+
+LONG_SECONDS = 10.0  # a command that takes longer should show its progress
 
 _STATUSES = (
     "Exit status: 0 if there are no problems; 1 if there are any, or nothing is found; 2 if a "
@@ -40,7 +45,8 @@ _STATUSES = (
 def _report(_options: argparse.Namespace) -> Iterator[Finding]:
     """Say which parts of this package are on in this environment, which are off and why.
 
-    If a file, a variable or a call sets that, it is named.
+    If a file, a variable or a call sets that, it is named. The exit status is 1 if something that
+    is installed or set has no effect, or the version of a package is not supported.
     """
     from numcodecs_bytes._tools.installation import lines_of, report
 
@@ -53,12 +59,23 @@ def _report(_options: argparse.Namespace) -> Iterator[Finding]:
 
 def _progress_bar(unit: str) -> contextlib.AbstractContextManager[ProgressBar | None]:
     """Return a context manager of a progress bar, shown if stderr is a terminal, or of None."""
+    if sys.stderr is None:  # it is closed
+        return contextlib.nullcontext()
     try:
         tqdm = importlib.import_module("tqdm")  # optional
     except ImportError:
-        return contextlib.nullcontext()
+        return _without_bar()
     bar: contextlib.AbstractContextManager[ProgressBar] = tqdm.tqdm(unit=unit, disable=None)
     return bar
+
+
+@contextlib.contextmanager
+def _without_bar() -> Iterator[None]:
+    """Say on a terminal, after a long time, that there can be a progress bar."""
+    begun = time.monotonic()
+    yield
+    if sys.stderr.isatty() and time.monotonic() - begun > LONG_SECONDS:
+        print_to_stderr("for a progress bar, install tqdm: pip install tqdm")
 
 
 def _check(options: argparse.Namespace) -> Iterator[Finding]:
@@ -164,8 +181,15 @@ def _migrate(options: argparse.Namespace) -> Iterator[Finding]:
 
 def _number(text: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {text}")
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
     return int(text)
+
+
+def _size(text: str) -> int:
+    num_bytes = parse_size(text)
+    if not num_bytes:
+        raise argparse.ArgumentTypeError(f"expected a size such as '100 MB', got {text!r}")
+    return num_bytes
 
 
 def _json_object(text: str) -> JSONObject:
@@ -182,7 +206,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="numcodecs-bytes", description=_report.__doc__, epilog=_STATUSES
     )
     parser.add_argument("--json", action="store_true", help=as_json)
-    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("-V", "--version", action="version", version=__version__)
     parser.set_defaults(run=_report)
     commands = parser.add_subparsers(title="commands", metavar="command")
     for name, run, add_options, summary in (
@@ -206,9 +230,10 @@ def _add_check_options(check: argparse.ArgumentParser) -> None:
     check.add_argument("--only-problems", action="store_true", help=text)
     text = "check at most N chunks of each array"
     check.add_argument("--max-chunks", metavar="N", type=_number, help=text)
-    default = Limits.max_chunk_bytes
-    text = f"do not decode chunks, or read zip members, of more than N bytes (default: {default})"
-    check.add_argument("--max-chunk-bytes", metavar="N", type=_number, default=default, help=text)
+    default = f"{Limits.max_chunk_bytes // 10**6} MB"
+    text = "do not decode chunks, or read zip members, of more than SIZE, such as '1 GiB' "
+    text += f"(default: {default})"
+    check.add_argument("--max-chunk-bytes", metavar="SIZE", type=_size, default=default, help=text)
     versions = check.add_mutually_exclusive_group()
     of = "of an Icechunk repository"
     versions.add_argument("--branch", metavar="NAME", help=f"branch {of} (default: main)")
@@ -233,10 +258,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     options = _parser().parse_args(arguments)
     try:
-        imported = value_or_error(importlib.import_module, "zarr")  # reads the user's settings
+        # It reads the user's settings; zarr 2 has no such module.
+        imported = value_or_error(importlib.import_module, "zarr.dtype")
         if isinstance(imported, Exception):
             why = " ".join(f"{type(imported).__name__}: {imported}".split())
-            print_to_stderr(f"zarr can't be imported: {why}")
+            sentences = [f"zarr can't be imported: {why}", *unsupported_versions()]
+            print_to_stderr("\n".join(sentences))
             return Status.FAILED
         # What zarr warns of is in the reports, or irrelevant. Other threads would notice: not from
         # Python, where `check` and `migrate` warn as zarr does.

@@ -61,6 +61,8 @@ Out = TypeVar("Out", bound="ArrayOrBuffer")
 class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
     """Store the elements of an array as bytes, in C order and in the byte order of `endian`.
 
+    For Zarr v3 arrays, use `numcodecs_bytes.zarr_codec.BytesCodec`.
+
     Parameters
     ----------
     endian : {'little', 'big'} or None, default 'little'
@@ -205,10 +207,11 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         if pack_dtype(elements.dtype) == pack_dtype(self.dtype):
             return elements
         if elements.dtype != np.uint8:
-            raise TypeError(
-                f"the array's data type is not that of the codec: got {elements.dtype}, expected "
-                f"{self.dtype}; convert the array with astype, or set dtype in the configuration "
-                "of the bytes codec to the array's data type"
+            got, expected = dtype_to_json(elements.dtype), dtype_to_json(self.dtype)
+            raise TypeError(  # `str` of a dtype in native byte order hides that
+                f"the array's data type is not that of the codec: got {got!r}, expected "
+                f"{expected!r}; set dtype in the configuration of the bytes codec to {got!r}; "
+                "or, if you call encode yourself, convert the array with astype"
             )
         raw = _flat_bytes(elements)
         self._check_whole(raw, self.dtype.itemsize)

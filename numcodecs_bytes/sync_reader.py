@@ -71,7 +71,10 @@ class SyncReader:
 
     def __init__(self, array: "zarr.Array[Any]") -> None:
         if not isinstance(array, zarr.Array):
-            raise TypeError(f"SyncReader reads a zarr.Array, got {type(array).__name__}")
+            remedy = "open the array with zarr.open_array"
+            if isinstance(array, zarr.Group):
+                remedy = 'pass one of its arrays, group["NAME"]'
+            raise TypeError(f"SyncReader takes a zarr.Array, got {type(array).__name__}; {remedy}")
         self._array = array
         self._chunks: ArrayChunks | None = None  # as found last
         # The path of the last chunk, which takes 1 us to make.

@@ -75,6 +75,8 @@ class BytesCodec(zarr.codecs.BytesCodec):
     A subclass of zarr's own codec, for which zarr's sharding and other code checks. The two compare
     equal if their `endian` is the same.
 
+    For Zarr v2 arrays and numcodecs, use `numcodecs_bytes.Bytes`.
+
     Parameters
     ----------
     endian : {'little', 'big'} or None
@@ -183,7 +185,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         if not has_same_elements(array.dtype, dtype) and not are_swapped_alike(array.dtype, dtype):
             raise TypeError(
                 f"array does not fit the chunk: got data type {array.dtype}, expected {dtype} in "
-                "either byte order; convert the array with astype"
+                "either byte order; use filters that return this data type"
             )
         # The shapes may differ: some numcodecs filters flatten arrays in C order, or reshape them.
         if array.shape != chunk_spec.shape and array.size != math.prod(chunk_spec.shape):

@@ -949,14 +949,16 @@ class TestCommand:
 
     def test_limits(self, healthy, capsys):
         note = "its chunks were not decoded: they have 112 bytes each, the limit is "
-        for num_bytes, is_noted in (("111", True), ("112", False)):
+        for num_bytes, is_noted in (("111", True), ("112", False), ("0.1KiB", True)):
             limits = ["--max-chunks", "1", "--max-chunk-bytes", num_bytes]
             assert main(["check", str(healthy), *limits]) == 0
             out = capsys.readouterr().out
             assert "note    1 of 3 chunks were checked" in out
             assert (note in out) == is_noted
-        with pytest.raises(SystemExit):
-            main(["check", str(healthy), "--max-chunks", "0"])
+        for option, value in (("--max-chunks", "0"), ("--max-chunk-bytes", "much")):
+            with pytest.raises(SystemExit):
+                main(["check", str(healthy), option, value])
+            assert f"got {value!r}" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("name", "content", "answer"),

@@ -359,6 +359,17 @@ class TestBadInput:
         with pytest.raises(TypeError, match="not that of the codec: got .*, expected "):
             Bytes("big", dtype=dtype).encode(np.zeros(8, other))
 
+    def test_an_array_of_another_byte_order_in_zarr(self):
+        """It was told to convert values with astype, which zarr undoes; and no byte order."""
+        filters = [Bytes("big", dtype=">f4")]
+        array = zarr.create_array({}, shape=4, dtype="<f4", filters=filters, zarr_format=2)
+        said = (
+            "got '<f4', expected '>f4'; set dtype in the configuration of the bytes codec to '<f4'"
+        )
+        for values in (np.ones(4, "<f4"), np.ones(4, ">f4")):
+            with pytest.raises(TypeError, match=said):
+                array[:] = values
+
     @pytest.mark.parametrize(
         ("given", "message"),
         [

@@ -54,6 +54,15 @@ class TestValues:
             assert num_in_place(path) == expected
         assert num_in_place(path) == 0
 
+    @pytest.mark.needs("fcntl")
+    @pytest.mark.parametrize("section", ["numcodecs_bytes", "numcodecs-bytes"])
+    @pytest.mark.parametrize("others", [{}, {"numcodecs_bytes.max_gap_bytes": 1}], ids=str)
+    def test_hyphens(self, path, section, others):
+        """As in the names that pip and the command have."""
+        for name in ("write_in_place", "write-in-place"):
+            with zarr.config.set(others | {f"{section}.{name}": True}):
+                assert num_in_place(path) == 1
+
     @pytest.mark.parametrize(
         ("value", "expected"),
         [(0, 64), (503, 64), (504, 1), ("504", 1), (" 0.5 KiB", 1), ("504 b", 1), ("0.5kb", 64)],
@@ -85,9 +94,10 @@ class TestValues:
         message += rf"{str(value).strip('[]')}.*, set in this program by zarr.config.set"
         with (
             zarr.config.set({f"numcodecs_bytes.{name}": value}),
-            pytest.raises(ValueError, match=message),
+            pytest.raises(ValueError, match=message) as caught,
         ):
             use((3, slice(1, None)), 2)
+        assert not hasattr(caught.value, "__notes__")  # it named a chunk
         assert array[3, 3] == 1
 
 
@@ -162,6 +172,14 @@ class TestUnknownKeys:
         ]
         assert f"{', '.join(known)}, {KEY}" in said
         assert "ZARR_NUMCODECS_BYTES__WRITE_IN_PLACE, with two underscores" in said
+
+    @pytest.mark.parametrize("key", ["write_in_place", "write-in-place"])
+    def test_keys_without_the_name_of_the_package(self, key, path, caplog):
+        """They had no effect, in silence."""
+        with zarr.config.set({key: True}):
+            assert num_in_place(path) == 0
+        (said,) = caplog.messages
+        assert said.startswith(f"{key} (did you mean {KEY}?) in zarr's config has no effect")
 
     @pytest.mark.parametrize("key", ["numcodecs_bytes.in_place", "numcodecs_byte.write_in_place"])
     def test_keys_that_are_set_after_an_array_is_opened(self, key, caplog):

@@ -131,6 +131,11 @@ PROGRAMS = {
         f"zarr.config.set(CHOICE)\n{IN_SCOPE}".format(dict(zip(KEYS, DEFAULTS, strict=True))),
         [0, 1],
     ),
+    # The very object of zarr's default: who sets that can't be told from who sets nothing.
+    "what zarr's config returns": (
+        "zarr.config.set({key: zarr.config.get(key) for key in CHOICE})\nshow()",
+        [0],
+    ),
     "the defaults of a package": ("zarr.config.update_defaults(sections())\nshow()", [1]),
 }
 
@@ -458,6 +463,30 @@ class TestReport:
         assert done.stderr.startswith("zarr can't be imported: ValueError: A config file at ")
         assert len(done.stderr.splitlines()) == 1
 
+    def test_versions_that_are_not_supported(self, capsys, monkeypatch):
+        """numcodecs 0.16.5 was "on", with status 0."""
+        numbers = {"zarr": zarr.__version__, "numcodecs": "0.16.5", "numpy": "2.1.0.dev0+1"}
+        monkeypatch.setattr("numcodecs_bytes._tools.requirements.version", numbers.get)
+        assert main(["--json"]) == 1
+        (said,) = json.loads(capsys.readouterr().out)["unsupported_versions"]
+        assert said.startswith(
+            "numcodecs 0.16.5 is installed, but numcodecs-bytes needs numcodecs "
+        )
+        assert main([]) == 1
+        assert capsys.readouterr().out.splitlines()[1] == said
+
+    def test_zarr_2(self, tmp_path):
+        """It was an error of an import that named no version."""
+        (tmp_path / "zarr").mkdir()
+        (tmp_path / "zarr/__init__.py").write_text("__version__ = '2.18.7'")
+        (tmp_path / "zarr-2.18.7.dist-info").mkdir()
+        (tmp_path / "zarr-2.18.7.dist-info/METADATA").write_text("Name: zarr\nVersion: 2.18.7")
+        path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+        done = run_python("-m", "numcodecs_bytes", status=2, PYTHONPATH=path)
+        lines = done.stderr.splitlines()
+        assert lines[0].startswith("zarr can't be imported: ModuleNotFoundError")
+        assert lines[1].startswith("zarr 2.18.7 is installed, but numcodecs-bytes needs zarr >=3")
+
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device here")
     def test_a_full_disk(self):
         with open("/dev/full", "w") as full:  # noqa: PTH123
@@ -497,6 +526,35 @@ class TestPrograms:
         assert "Exit status: 0 " in printed
         assert printed.startswith(" ".join(("usage: numcodecs-bytes", *command)))
         assert "print the report as JSON" in printed
+
+    def test_the_version(self, capsys):
+        for option in ("-V", "--version"):
+            with pytest.raises(SystemExit, match="0"):
+                main([option])
+            assert capsys.readouterr().out == f"{numcodecs_bytes.__version__}\n"
+
+    @pytest.mark.parametrize("arguments", [(), ("--json",)], ids=str)
+    def test_stderr_is_closed(self, tmp_path, arguments):
+        """Its progress bar ended the check, and what is for stderr was printed to stdout."""
+        zarr.create_array(tmp_path / "a", shape=4, dtype="i1", compressors=None)[...] = 1
+        program = "import os, runpy, sys; sys.stderr = None; "
+        program += "runpy.run_module('numcodecs_bytes', run_name='__main__')"
+        for name, status in (("a", 0), ("none", 2)):
+            done = run_python("-c", program, "check", *arguments, tmp_path / name, status=status)
+            assert "NoneType" not in done.stdout
+            if arguments:
+                json.loads(done.stdout)
+
+    @pytest.mark.parametrize("is_long", [False, True])
+    def test_without_tqdm(self, tmp_path, capsys, monkeypatch, is_long):
+        """Who waits for long before a terminal is told that there can be a progress bar."""
+        zarr.create_array(tmp_path, shape=4, dtype="i1", compressors=None)
+        monkeypatch.setitem(sys.modules, "tqdm", None)
+        monkeypatch.setattr("numcodecs_bytes.__main__.LONG_SECONDS", 0.0 if is_long else 600.0)
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        assert main(["check", str(tmp_path)]) == 0
+        said = "for a progress bar, install tqdm: pip install tqdm\n" if is_long else ""
+        assert capsys.readouterr().err == said
 
     @pytest.mark.needs("os.killpg")  # Windows has no signals like these
     def test_ctrl_c(self):

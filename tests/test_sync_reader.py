@@ -656,8 +656,15 @@ class TestLikeAnArray:
 
     @pytest.mark.parametrize("other", [DATA, "a", None], ids=["NumPy", "a path", "None"])
     def test_of_something_else(self, other):
-        with pytest.raises(TypeError, match="reads a zarr.Array, got"):
+        with pytest.raises(
+            TypeError, match=r"takes a zarr.Array, got .*; open the array with zarr"
+        ):
             SyncReader(other)
+
+    def test_of_a_group(self):
+        group = zarr.create_group({})
+        with pytest.raises(TypeError, match='got Group; pass one of its arrays, group\\["NAME"\\]'):
+            SyncReader(group)
 
     def test_repr_says_whether_it_reads_itself(self, array):
         assert repr(SyncReader(array)).endswith(": small selections are read directly>")

@@ -17,7 +17,7 @@ from numcodecs_bytes._runtime import own_bugs, traces
 from numcodecs_bytes._sources.stores import is_in_shard
 from numcodecs_bytes._zarr_api.batch_items import ChunkRequest, chunk_requests_of
 from numcodecs_bytes._zarr_api.names import add_name
-from numcodecs_bytes._zarr_api.options import WriteMode, write_in_place
+from numcodecs_bytes._zarr_api.options import OptionError, WriteMode, write_in_place
 
 if TYPE_CHECKING:
     from numcodecs_bytes._write.batch import PlannedWrites
@@ -50,7 +50,8 @@ class PartialWriteMixin(ArrayAccessMixin):
             await batch.write(mode)
         except Exception as error:  # of any class: it gets a note, and is raised again
             bugs.forget_or_mention(error)
-            if requests and not is_in_shard(requests[0].byte_getter):  # the shard will be named
+            is_of_chunk = requests and not isinstance(error, OptionError)
+            if is_of_chunk and not is_in_shard(requests[0].byte_getter):  # the shard will be named
                 add_name(error, requests[0].byte_getter, "writing", len(requests))
             raise
         finally:

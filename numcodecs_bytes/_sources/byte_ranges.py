@@ -5,6 +5,7 @@ Each checks what an answer says of itself, if possible before the bytes arrive.
 
 import contextlib
 import re
+import textwrap
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
@@ -155,7 +156,8 @@ def _reason_of(error: Exception) -> str:
     kind, colon, text = line.partition(": ")
     if type(error).__module__.startswith("obstore."):  # its texts begin with a duration
         text = text.partition(" - ")[2] or text
-    return f"{kind}{colon}{re.sub(_WITH_SLASH, '...', text)}"[:200]
+    reason = f"{kind}{colon}{re.sub(_WITH_SLASH, '...', text)}"
+    return textwrap.shorten(reason, 200, placeholder=" ...")
 
 
 def _is_refusal(error: Exception) -> bool:

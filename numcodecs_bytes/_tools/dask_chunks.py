@@ -59,9 +59,13 @@ def dask_chunks(
     """
     import zarr  # `import numcodecs_bytes` must not
 
-    num_bytes = parse_size(size)
+    lacks_unit = isinstance(size, str) and not size.rstrip().endswith(tuple("bBkKmMgGtTpP"))
+    num_bytes = None if lacks_unit else parse_size(size)  # "64" may mean 64 MiB
     if num_bytes is None or num_bytes < 1:
-        raise ValueError(f"size must be a whole number of bytes, such as '64 MiB', got {size!r}")
+        raise ValueError(
+            "size must be a whole number of bytes, or a string with a unit, such as '64 MiB', got "
+            f"{size!r}"
+        )
     if isinstance(source, zarr.Array):
         return _plan_chunks(source, num_bytes, {})
     if isinstance(source, zarr.Group):

@@ -12,6 +12,7 @@ import zarr.registry
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.dtypes import ML_DTYPES, why_missing
+from numcodecs_bytes._tools.requirements import unsupported_versions
 from numcodecs_bytes._zarr_api import defaults, options
 from numcodecs_bytes._zarr_api.names import name_of_type
 from numcodecs_bytes.codec import Bytes
@@ -32,6 +33,7 @@ def report() -> JSONObject:
     why_left = "arrays are left to zarr alone" if why_aside else why_no_parts  # it is said once
     if mode and why_left:
         wrong_mode = f"{in_place} is {mode!r}{options.set_by(in_place)}, but {why_left}"
+    unsupported = unsupported_versions()
     is_wrong = wrong_mode or any(error for _, error in values.values())
     by_default = "" if options.origin_of(in_place) else ", as by default"
     why_no_writes = wrong_mode or ("" if mode else f"{in_place} is False{by_default}")
@@ -48,7 +50,9 @@ def report() -> JSONObject:
         error = f"{key}{meant} has no effect: it is not an option ({', '.join(options.NAMES)})"
         values[key] = None, error
     return {
-        "is_in_use": not (why_no_parts or why_no_codec or why_no_filter or is_wrong or unknown),
+        "is_in_use": not any(
+            (why_no_parts, why_no_codec, why_no_filter, is_wrong, unknown, unsupported)
+        ),
         "versions": {n: version(n) for n in ("numcodecs-bytes", "zarr", "numcodecs", "numpy")},
         "newest_tested_zarr": ".".join(map(str, defaults.NEWEST_MINOR)),
         "parts": [
@@ -61,6 +65,7 @@ def report() -> JSONObject:
             if error or options.origin_of(key)
         ],
         "unknown_options": unknown,
+        "unsupported_versions": unsupported,
     }
 
 
@@ -77,6 +82,7 @@ def lines_of(document: JSONObject) -> Iterator[str]:
     package, *others = (" ".join(each) for each in document["versions"].items())
     newest = document["newest_tested_zarr"]
     yield f"{package} with {', '.join(others)}; the newest zarr that was tested is {newest}"
+    yield from document["unsupported_versions"]
     for row in document["parts"]:
         yield f"{row['name']}: {'off: ' + row['why_not'] if row['why_not'] else 'on'}{_set_by(row)}"
     for option in document["options"]:

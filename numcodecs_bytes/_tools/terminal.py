@@ -1,5 +1,6 @@
 """Prints what a command finds, as text or JSON, and says with which status it ends."""
 
+import contextlib
 import enum
 import json
 import os
@@ -63,9 +64,10 @@ def print_findings(findings: Iterable[Finding], *, as_json: bool) -> Status:
 
 
 def print_to_stderr(text: str) -> None:
-    """Print what is no part of the report, if there is anything."""
-    if text:
-        print(_printable_lines(text), file=sys.stderr)
+    """Print what is no part of the report, if there is anything, and stderr is open."""
+    if text and sys.stderr is not None:  # `print` takes None for stdout
+        with contextlib.suppress(OSError):  # nobody can be told
+            print(_printable_lines(text), file=sys.stderr)
 
 
 def _print_or_exit(text: str, status: Status) -> None:

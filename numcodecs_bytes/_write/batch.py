@@ -13,7 +13,13 @@ from numcodecs_bytes._core.copy import may_be_mapped
 from numcodecs_bytes._core.dtypes import Array, has_same_elements
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.out_selections import OutSelection
-from numcodecs_bytes._plan.outcome import Compressed, LeftToZarr, ZarrFails, leave_to_zarr
+from numcodecs_bytes._plan.outcome import (
+    Compressed,
+    LeftToZarr,
+    Protected,
+    ZarrFails,
+    leave_to_zarr,
+)
 from numcodecs_bytes._plan.shards import LayoutOf, ShardLayout
 from numcodecs_bytes._runtime.threads import run_in_thread, write_pool
 from numcodecs_bytes._sources.files import path_of_file
@@ -30,6 +36,15 @@ from numcodecs_bytes._zarr_api.options import WriteMode, set_by
 # Values that may be mapped from a file are copied, up to this size, before parts of chunks are
 # written in place: that takes 20 ms. If they are larger, zarr writes those chunks.
 MAPPED_COPY_BYTES = 1 << 26
+
+# What helps, by the reason, if a chunk must be written in place, but can't be.
+_LET_ZARR_WRITE = "set the option to True to let zarr write the chunk"
+_REMEDIES: dict[type[Exception], str] = {
+    Compressed: f"create the array with compressors=None, or {_LET_ZARR_WRITE}",
+    # zarr would replace a file that somebody has protected, perhaps on purpose.
+    Protected: "if the array may be changed, get the permission to read and write its files",
+    ZarrFails: "",
+}
 
 _TYPES_OF_NUMPY: tuple[type, ...] = (np.ndarray, np.memmap)
 
@@ -187,11 +202,7 @@ def _check_required(chunks: Sequence[ChunkWrite]) -> None:
     for chunk in chunks:
         if not chunk.request.is_complete:
             key, why = "numcodecs_bytes.write_in_place", chunk.outcome.why
-            remedy = "set the option to True to let zarr write the chunk"
-            if issubclass(chunk.outcome.kind, Compressed):
-                remedy = f"create the array with compressors=None, or {remedy}"
-            elif issubclass(chunk.outcome.kind, ZarrFails):
-                remedy = ""
+            remedy = _REMEDIES.get(chunk.outcome.kind, _LET_ZARR_WRITE)
             name = name_of_chunk(chunk.request.byte_getter)
             raise RuntimeError(
                 f"part of {name} can't be written in place, but {key} is "

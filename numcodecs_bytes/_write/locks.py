@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from numcodecs_bytes._plan.outcome import LeftToZarr, ZarrFails
+from numcodecs_bytes._plan.outcome import LeftToZarr, Protected, ZarrFails
 from numcodecs_bytes._write.write_file import make_file
 
 fcntl: Any
@@ -277,5 +277,6 @@ def _explained(
     except expected:
         raise
     except OSError as error:
-        kind = ZarrFails if error.errno == errno.EROFS else LeftToZarr
+        kinds = {errno.EROFS: ZarrFails, errno.EACCES: Protected}
+        kind = kinds.get(error.errno or 0, LeftToZarr)
         raise kind(f"it can't be {what} ({error.strerror})") from error

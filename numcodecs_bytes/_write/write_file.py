@@ -18,6 +18,7 @@ import numpy as np
 from numcodecs_bytes._core import slow_copies
 from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import AnyDType, Array, UInt8Array
+from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.out_selections import OutSelection, mesh
@@ -97,7 +98,12 @@ def elements_of(
         values = converted
     while values.ndim > len(shape) and len(values) == 1:  # like NumPy's assignment
         values = values.reshape(values.shape[1:])
-    return np.broadcast_to(values, shape)
+    try:
+        return np.broadcast_to(values, shape)
+    except ValueError as error:
+        raise_if_of_caller(error)
+        message = f"can't write values of shape {values.shape} to a selection of shape {shape}"
+        raise ValueError(f"{message} in a chunk") from None
 
 
 def write_all(

@@ -126,6 +126,7 @@ write_in_place = Option[WriteMode](
 )
 OPTIONS = (max_gap_bytes, stores_with_ranges, untested_zarr, write_in_place)
 NAMES = tuple(option.key.partition(".")[2] for option in OPTIONS)
+_BARE_NAMES = {*NAMES, *[name.replace("_", "-") for name in NAMES]}  # without "numcodecs_bytes."
 
 
 def classes_not_installed() -> list[str]:
@@ -142,7 +143,9 @@ def unknown_keys() -> list[str]:
     # An untested zarr may have a config of another kind, which refuses such keys by itself.
     config: Any = getattr(zarr.config, "config", {})
     for section, options in list(config.items()):  # which other threads may change
-        if "numcodec" not in (name := str(section)):
+        if (name := str(section)) in _BARE_NAMES:
+            unknown.append(name)
+        if "numcodec" not in name:
             continue
         name = name.replace("-", "_")
         if name == "numcodecs_bytes" and isinstance(options, dict):

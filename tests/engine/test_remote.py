@@ -30,6 +30,7 @@ from zarr.codecs import ShardingCodec
 
 import numcodecs_bytes
 from numcodecs_bytes._plan import gap_policy
+from numcodecs_bytes._sources.byte_ranges import answer_of
 
 http = importlib.import_module("fsspec.implementations.http")
 MB = 1 << 20
@@ -792,3 +793,11 @@ def test_a_read_that_is_closed_in_another_thread(tmp_path):
             assert pool.submit(reading.send, None).result() is None
         reading.close()
         assert asyncio.run(array.getitem((0, 5))) == 1
+
+
+def test_a_long_reason_ends_with_a_whole_word():
+    """A line of the log ended in the middle of one."""
+    why = answer_of(RuntimeError("refused " * 60)).why
+    assert why.startswith("RuntimeError: refused refused ")
+    assert why.endswith(" refused ...")
+    assert len(why) <= 200

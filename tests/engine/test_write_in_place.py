@@ -600,6 +600,29 @@ class TestAdvice:
         monkeypatch.setattr(os, "open", refuse)
         assert self.refused(array).endswith("opened for writing (Read-only file system)")
 
+    def test_for_a_file_that_is_protected(self, tmp_path, monkeypatch):
+        """zarr would replace it by one that is not: True lost the protection."""
+        create(tmp_path)[...] = 1
+
+        def refuse(*_):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+        array = zarr.open_array(tmp_path)
+        monkeypatch.setattr(os, "open", refuse)
+        remedy = "if the array may be changed, get the permission to read and write its files"
+        assert self.refused(array).endswith(f"opened for writing (Permission denied); {remedy}")
+
+
+@pytest.mark.needs("fcntl")
+def test_values_of_the_wrong_shape(tmp_path):
+    """NumPy's message speaks of remapped shapes."""
+    array = create(tmp_path, chunks=(8, 4))
+    array[...] = 1
+    said = r"can't write values of shape \(2, 4\) to a selection of shape \(3, 4\) in a chunk"
+    with zarr.config.set(REQUIRE), pytest.raises(ValueError, match=said):
+        array[:3] = np.ones((2, 8))
+    assert (array[...] == 1).all()
+
 
 @pytest.mark.needs("fcntl")
 @pytest.mark.parametrize("exists", [False, True], ids=["new", "exists"])
