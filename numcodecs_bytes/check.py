@@ -32,7 +32,7 @@ from numcodecs_bytes._read.remote_object import RemoteObject
 from numcodecs_bytes._sources.files import FileExtent
 from numcodecs_bytes._sources.store_states import state_of
 from numcodecs_bytes._sources.stores import find_extent
-from numcodecs_bytes._tools.arrays import array_of, layout_for_partial_reads, why_not_opened
+from numcodecs_bytes._tools.arrays import Grid, array_of, layout_for_partial_reads, why_not_opened
 from numcodecs_bytes._tools.check_chunks import check_chunks
 from numcodecs_bytes._tools.documents import Broken, document_at, join
 from numcodecs_bytes._tools.hierarchy import find_arrays
@@ -159,7 +159,7 @@ async def _request_a_byte(array: AnyArray, chunk_coords: ChunkCoords) -> None:
     # Arrays are read in part, so the version of zarr is one with which this can be imported.
     from numcodecs_bytes._pipeline.array_layouts import layout_of_array
 
-    start, layout = extent.start, layout_of_array(array)
+    start, layout = extent.start, layout_of_array(array, Grid.of(array).chunk_shape(chunk_coords))
     if isinstance(layout, ShardLayout):
         start, _ = layout.index_range(start, extent.num_bytes)
     # Not all stores serve the end of an object, where most shards have their index.
@@ -176,7 +176,7 @@ def _report_partial_reads(array: AnyArray, report: ArrayReport) -> bool:
     except LeftToZarr as why:
         report.partial_reads = f"no: {why}"
         return False
-    report.partial_reads = "yes: inner chunks in part" if array.shards else "yes"
+    report.partial_reads = "yes: inner chunks in part" if Grid.of(array).is_sharded else "yes"
     return True
 
 
