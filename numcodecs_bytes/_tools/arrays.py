@@ -51,7 +51,8 @@ class Grid:
     def of(cls, array: AnyArray) -> "Grid":
         """Return the grid of an array."""
         metadata: Any = array.metadata
-        lengths = getattr(getattr(metadata, "chunk_grid", None), "chunk_shapes", None)
+        grid = metadata.chunk_grid if metadata.zarr_format == 3 else None
+        lengths = getattr(grid, "chunk_shapes", None)
         if lengths is not None:  # since zarr 3.4
             codecs = metadata.codecs
             is_sharded = len(codecs) == 1 and isinstance(codecs[0], ShardingCodec)
