@@ -495,9 +495,9 @@ class TestAdvice:
             with pytest.raises(ValueError, match=advice) as caught:
                 array[selection]
             assert "remove" not in str(caught.value)
-        with zarr.config.set({"numcodecs_bytes.write_in_place": True}):
-            with pytest.raises(ValueError, match=advice):
-                array[3] = 1
+        in_place = zarr.config.set({"numcodecs_bytes.write_in_place": True})
+        with in_place, pytest.raises(ValueError, match=advice):
+            array[3] = 1
 
     @pytest.mark.parametrize("num_bytes", [5, 41])
     def test_a_chunk_that_may_be_intact(self, tmp_path, num_bytes):
@@ -551,14 +551,11 @@ class TestChunks:
     def test_a_damaged_count_of_texts(self, tmp_path, zarr_format, dtype):
         """numcodecs allocates 8 bytes for each element that the header states: 16 GiB."""
         names = {str: "vlen-utf8", "bytes": "vlen-bytes"}
-        how = {"serializer": {"name": names[dtype]}, "fill_value": "" if dtype is str else b""}
+        codec = {"name": names[dtype]}
         data_type = "string" if dtype is str else "variable_length_bytes"
         header = (2**31 - 1).to_bytes(4, "little") + bytes(4)
         if zarr_format == 3:
-            fill_value = "" if dtype is str else ""
-            write_array(
-                tmp_path, header, data_type, [how["serializer"]], (1,), fill_value=fill_value
-            )
+            write_array(tmp_path, header, data_type, [codec], (1,), fill_value="")
         else:
             filters = [{"id": names[dtype]}]
             write_v2(tmp_path, header, "|O", [1], filters=filters, fill_value=None)
