@@ -29,4 +29,6 @@ def __getattr__(name: str) -> Any:
         from numcodecs_bytes import sync_reader
 
         return sync_reader.SyncReader
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    how = f": import {__name__}.{name}, and call {__name__}.{name}.{name}(...)"
+    how = how if name in ("check", "migrate") else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{how}")

@@ -514,6 +514,43 @@ class TestAdvice:
             assert ("remove" in advice) == is_empty
             assert ("metadata" in advice) == (not is_empty)
 
+    def test_references_with_the_fill_value_0(self, tmp_path):
+        """kerchunk and VirtualiZarr write it: xarray reads zeros as NaN, and nothing said so."""
+        pytest.importorskip("fsspec")
+        names = {"_ARRAY_DIMENSIONS": ["x"]}
+        cases = {
+            "zeros": (0.0, names, [0, 1]),
+            "none": (0.0, names, [2, 1]),
+            "null": (None, names, [0, 1]),
+            "asked": (0.0, names | {"_FillValue": "AAAAAAAAAAA="}, [0, 1]),
+            "missing": (0.0, names | {"missing_value": 0}, [0, 1]),
+            "other": (0.0, names | {"_FillValue": "AAAAAAAAAEA="}, [0, 1]),
+            "unnamed": (0.0, {}, [0, 1]),
+        }
+        refs = {".zgroup": '{"zarr_format": 2}'}
+        for name, (fill_value, attributes, data) in cases.items():
+            document = metadata_v2("<f4", (2,), (2,), fill_value=fill_value)
+            refs[f"{name}/.zarray"] = json.dumps(document)
+            refs[f"{name}/.zattrs"] = json.dumps(attributes)
+            raw = base64.b64encode(np.array(data, "<f4").tobytes()).decode()
+            refs[f"{name}/0"] = f"base64:{raw}"
+        (tmp_path / "a.json").write_text(json.dumps({"version": 1, "refs": refs}))
+        found = check(tmp_path / "a.json")
+        assert [name for name, each in found.items() if each.problems] == ["other", "zeros"]
+        assert [name for name, each in found.items() if each.notes] == ["none"]
+        assert found["zeros"].problems[0].startswith("xarray reads its zeros as NaN, because")
+
+    def test_of_what_is_no_store(self, tmp_path):
+        """fsspec was asked for the protocol of `<Array file`; a module was "not callable"."""
+        array = zarr.create_array(tmp_path, shape=1, dtype="i1")
+        with pytest.raises(TypeError, match=r"got Array: pass array\.store or group\.store"):
+            check(array)
+        with pytest.raises(TypeError, match=r"call numcodecs_bytes\.check\.check"):
+            checks(tmp_path)
+        with pytest.raises(AttributeError, match=r"call numcodecs_bytes\.migrate\.migrate"):
+            numcodecs_bytes.__getattr__("migrate")
+        assert list(checks.check(array.store))
+
 
 class TestChunks:
     @pytest.mark.skipif(not HAS_RECTILINEAR, reason="this zarr has no rectilinear chunk grids")
@@ -778,7 +815,10 @@ class TestConsolidatedMetadata:
         assert reports == {
             "a": [f"{of_root} differ from its own in shape: {again}"],
             "b": [f"{of_root} differ from its own in attributes: {again}"],
-            "c": [f"it has no {name}, but {of_root} have it: {again}"],
+            "c": [
+                f"it has no {name}, but {of_root} have it: if it was deleted, {again}; if {name} was "
+                "lost, write it from them first"
+            ],
             "same": [],
             "below/e": [
                 f"{of_root}{path} differ from its own in shape: {again}" for path in ("", "below")

@@ -77,6 +77,7 @@ class TestLength:
         with ranges_from(Store), pytest.raises(ValueError, match=message):
             zarr.open_array(store)[...]
         asked = [key for key, *_ in store.requests]
+        asked.remove(name)  # its first bytes, which tell whether it is compressed
         assert len(asked) == len(set(asked)) <= math.prod(chunks.cdata_shape)
         # zarr's fused pipeline does not tell of which chunk its error is.
         assert lengths == [name] if "Fused" not in our_pipeline else lengths[-1] == name
