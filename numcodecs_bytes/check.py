@@ -356,7 +356,7 @@ def _check_endian(endian: str | None, dtype: AnyDType, report: ArrayReport) -> N
 
 
 class _Module(ModuleType):
-    """This module, which says what to do if it is called like the function in it."""
+    """A module that says what to do if it is called like the function in it."""
 
     def __call__(self, *_args: object, **_options: object) -> NoReturn:
         raise TypeError("numcodecs_bytes.check is a module: call numcodecs_bytes.check.check(...)")
