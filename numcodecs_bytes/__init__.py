@@ -32,4 +32,6 @@ def __getattr__(name: str) -> Any:
     """Import what imports zarr when it is first needed."""
     if name in _MODULES:
         return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    how = f": import {__name__}.{name}, and call {__name__}.{name}.{name}(...)"
+    how = how if name in ("check", "migrate") else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{how}")

@@ -7,9 +7,12 @@ other codecs, are decoded by zarr, about 64 MiB at a time.
 
 import contextlib
 import json
+import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NoReturn
 
 import numcodecs.errors
 import numpy as np
@@ -32,7 +35,7 @@ from numcodecs_bytes._read.remote_object import RemoteObject
 from numcodecs_bytes._sources.files import FileExtent
 from numcodecs_bytes._sources.store_states import state_of
 from numcodecs_bytes._sources.stores import find_extent
-from numcodecs_bytes._tools.arrays import array_of, layout_for_partial_reads, why_not_opened
+from numcodecs_bytes._tools.arrays import Grid, array_of, layout_for_partial_reads, why_not_opened
 from numcodecs_bytes._tools.check_chunks import check_chunks
 from numcodecs_bytes._tools.documents import Broken, document_at, join
 from numcodecs_bytes._tools.hierarchy import find_arrays
@@ -48,7 +51,8 @@ from numcodecs_bytes._tools.reporting import (
 )
 from numcodecs_bytes._tools.stored_chunks import ChunkCoords
 from numcodecs_bytes._tools.v2_to_v3 import disagreements
-from numcodecs_bytes._tools.xarray_attributes import how_to_decode, is_decodable
+from numcodecs_bytes._tools.xarray_attributes import encode_mask, how_to_decode, is_decodable
+from numcodecs_bytes._zarr_api.file_systems import references_of
 from numcodecs_bytes._zarr_api.private_names import are_data_types_unloaded
 from numcodecs_bytes.codec import Bytes
 
@@ -84,6 +88,11 @@ def check(
     ArrayReport
         The report on each array, as soon as it is checked.
     """
+    if isinstance(store, zarr.Array | zarr.Group | dict):
+        raise TypeError(
+            f"expected a store, or the path or URL of one, got {type(store).__name__}: pass "
+            "array.store or group.store, for example"
+        )
     opened = open_store(store, storage_options=storage_options, icechunk_ref=icechunk_ref)
     with contextlib.nullcontext() if opened is store else contextlib.closing(opened):
         yield from _check_arrays(opened, limits or Limits(), progress)
@@ -141,9 +150,11 @@ def _check_array(
     else:
         v2_codecs: Any = (*array.filters, *array.compressors)
         _check_v2_codecs(array, v2_codecs, report)
-        _v2_document(store_path, ".zattrs", report)
+        attributes = _v2_document(store_path, ".zattrs", report) or {}
         codecs = [codec.codec_id for codec in v2_codecs]
     first = check_chunks(array, codecs, report, limits, progress)
+    if array.metadata.zarr_format == 2 and "pickle" not in codecs:
+        _check_masked_zeros(array, attributes, first, report, limits)
     if first is not None and is_in_part:
         # A strike is remembered, so ask again; an error here must not end the check.
         value_or_error(sync, _request_a_byte(array, first))
@@ -159,7 +170,7 @@ async def _request_a_byte(array: AnyArray, chunk_coords: ChunkCoords) -> None:
     # Arrays are read in part, so the version of zarr is one with which this can be imported.
     from numcodecs_bytes._pipeline.array_layouts import layout_of_array
 
-    start, layout = extent.start, layout_of_array(array)
+    start, layout = extent.start, layout_of_array(array, Grid.of(array).chunk_shape(chunk_coords))
     if isinstance(layout, ShardLayout):
         start, _ = layout.index_range(start, extent.num_bytes)
     # Not all stores serve the end of an object, where most shards have their index.
@@ -176,7 +187,7 @@ def _report_partial_reads(array: AnyArray, report: ArrayReport) -> bool:
     except LeftToZarr as why:
         report.partial_reads = f"no: {why}"
         return False
-    report.partial_reads = "yes: inner chunks in part" if array.shards else "yes"
+    report.partial_reads = "yes: inner chunks in part" if Grid.of(array).is_sharded else "yes"
     return True
 
 
@@ -278,6 +289,40 @@ def _check_fill_value_attribute(array: Any, report: ArrayReport) -> None:
         )
 
 
+def _check_masked_zeros(
+    array: AnyArray,
+    attributes: JSONObject,
+    first: ChunkCoords | None,
+    report: ArrayReport,
+    limits: Limits,
+) -> None:
+    """Report the fill value 0 of references, which xarray masks, if no attribute asks for that.
+
+    kerchunk and VirtualiZarr write it for variables that have no fill value.
+    """
+    fill_value: Any = array.metadata.fill_value
+    is_zero = array.dtype.kind in "iufc" and fill_value is not None and fill_value == 0
+    if not is_zero or references_of(array.store) is None or "_ARRAY_DIMENSIONS" not in attributes:
+        return
+    zeros = (0, [0], encode_mask(0, array.dtype))
+    if any(attributes.get(name) in zeros for name in ("_FillValue", "missing_value")):
+        return
+    elements: Any = None
+    if (
+        first is not None
+        and math.prod(array.chunks) * array.dtype.itemsize <= limits.max_chunk_bytes
+    ):
+        elements = value_or_error(lambda: array[Grid.of(array).region(first, first)])
+    why = (
+        'because the references give it the fill value 0: if zeros are values, set "fill_value" '
+        'to null in its .zarray; if they mark missing values, add "_FillValue": 0 to its .zattrs'
+    )
+    if isinstance(elements, np.ndarray) and not elements.all():
+        report.add_problem(f"xarray reads its zeros as NaN, {why}")
+    else:
+        report.notes.append(f"xarray would read zeros as NaN, {why}")
+
+
 def _check_v2_codecs(array: AnyArray, codecs: tuple[Any, ...], report: ArrayReport) -> None:
     for position, codec in enumerate(codecs):
         if not isinstance(codec, Bytes):
@@ -308,3 +353,13 @@ def _check_endian(endian: str | None, dtype: AnyDType, report: ArrayReport) -> N
             f'the bytes codec has no "endian", which {dtype} needs: some implementations assume '
             "little-endian, others raise an error; add the byte order that it was written with"
         )
+
+
+class _Module(ModuleType):
+    """A module that says what to do if it is called like the function in it."""
+
+    def __call__(self, *_args: object, **_options: object) -> NoReturn:
+        raise TypeError("numcodecs_bytes.check is a module: call numcodecs_bytes.check.check(...)")
+
+
+sys.modules[__name__].__class__ = _Module

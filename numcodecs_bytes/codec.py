@@ -39,7 +39,6 @@ from numcodecs_bytes._core.dtypes import (
     AnyDType,
     Array,
     Endian,
-    check_length,
     check_storable,
     has_byte_order,
     has_same_elements,
@@ -47,6 +46,7 @@ from numcodecs_bytes._core.dtypes import (
     stored_dtype,
 )
 from numcodecs_bytes._core.invalid_bytes import has_invalid_bytes
+from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._zarr_api.names import add_name_of_array
 
 if TYPE_CHECKING:
@@ -167,7 +167,8 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
             return decode_array(raw, stored, self.dtype)
         out_view = self._out_view(out)
         stored = stored_dtype(out_view.dtype, self.endian)
-        check_length(raw.size, out_view.shape, out_view.dtype, stored, "the chunk decoded into out")
+        name = "the chunk decoded into out"
+        check_length(raw.size, out_view.shape, out_view.dtype, stored, name, start=raw)
         decode_into(raw, stored, out_view)
         return out
 

@@ -40,7 +40,6 @@ from numcodecs_bytes._core.dtypes import (
     Endian,
     are_swapped_alike,
     byteswap_dtype,
-    check_length,
     check_storable,
     has_byte_order,
     has_same_elements,
@@ -50,6 +49,7 @@ from numcodecs_bytes._core.dtypes import (
     stored_dtype,
 )
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
+from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._gpu.kernels import decode_on_device, encode_on_device
 from numcodecs_bytes._runtime.threads import compute_pool, run_in_thread
 from numcodecs_bytes._zarr_api.defaults import make_default, or_step_aside
@@ -168,7 +168,8 @@ class BytesCodec(zarr.codecs.BytesCodec):
         if not isinstance(raw, np.ndarray) and chunk_spec.prototype.nd_buffer is cpu.NDBuffer:
             raw = raw.get()  # the index of a shard, which zarr takes from all of it on a GPU
         dtype, stored = self._dtypes(chunk_spec)
-        check_length(raw.nbytes, chunk_spec.shape, dtype, stored, "chunk")
+        start = raw if isinstance(raw, np.ndarray) else b""
+        check_length(raw.nbytes, chunk_spec.shape, dtype, stored, "chunk", start=start)
         if self._leaves_swap_to_copy(chunk_spec):
             dtype = dtype.newbyteorder(stored.byteorder)
         elif self._filter_byte_order and chunk_spec.prototype.nd_buffer is cpu.NDBuffer:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import tracemalloc
 import zipfile
 from pathlib import Path
 from unittest.mock import Mock
@@ -106,9 +107,9 @@ def files(**contents):
 
 # An array, and how the one problem that it has begins.
 DAMAGED = {
-    "empty": (v3(b"", "int16", [BIG]), "chunk c/0 holds 0 bytes, expected 8: it is truncated"),
-    "long": (v3(bytes(9), "int16", [BIG]), "chunk c/0 holds 9 bytes, expected 8: it has another"),
-    "short, v2": (v2(bytes(5), "<i2"), "chunk 0 holds 5 bytes, expected 8: it is truncated"),
+    "empty": (v3(b"", "int16", [BIG]), "chunk c/0 holds 0 bytes, expected 8: it is empty: r"),
+    "long": (v3(bytes(9), "int16", [BIG]), "chunk c/0 holds 9 bytes, expected 8: the metadata, or"),
+    "short, v2": (v2(bytes(5), "<i2"), "chunk 0 holds 5 bytes, expected 8: if it is truncated"),
     "short behind zstd": (
         v3(zstd(bytes(7)), "int16", [BIG, ZSTD]),
         "chunk c/0 can't be read: LengthError: chunk holds 7 bytes, expected 8",
@@ -116,14 +117,14 @@ DAMAGED = {
     # Of which zarr alone returns whatever lies in memory behind it.
     "blosc, v2": (
         v2(numcodecs.Blosc().encode(bytes(8))[:-1], "<i2", compressor=BLOSC),
-        "chunk 0 holds 23 bytes, expected 24: it is truncated",
+        "chunk 0 holds 23 bytes, expected 24: if it is truncated",
     ),
     "blosc": (
         v3(numcodecs.Blosc().encode(bytes(8))[:-1], "int16", [BIG, V3_BLOSC]),
-        "chunk c/0 holds 23 bytes, expected 24: it is truncated",
+        "chunk c/0 holds 23 bytes, expected 24: if it is truncated",
     ),
     # zarr 3.1.6 reads it as fill values.
-    "empty shard": (v3(b"", "int16", [sharded([2], BIG)]), "chunk c/0 holds 0 bytes: it is trunc"),
+    "empty shard": (v3(b"", "int16", [sharded([2], BIG)]), "chunk c/0 holds 0 bytes: it is empty"),
     "no shard": (v3(b"no", "int8", [DEFAULT_SHARDS]), "chunk c/0 can't be read: "),
     "text": (
         v3(b"\1\0\0\0\5\0\0\0a", "string", [{"name": "vlen-utf8"}], (1,), fill_value=""),
@@ -462,15 +463,166 @@ class TestHierarchies:
         assert sum(each.args[0] for each in bar.update.mock_calls) == bar.total == 31
 
 
+COMPRESSORS = {
+    "zstd": numcodecs.Zstd(),
+    "gzip": numcodecs.GZip(),
+    "zlib": numcodecs.Zlib(),
+    "bz2": numcodecs.BZ2(),
+    "lzma": numcodecs.LZMA(),
+    "blosc": numcodecs.Blosc(),
+    "lz4": numcodecs.LZ4(),
+}
+
+
+class TestAdvice:
+    """No advice destroys good data: it was to remove each chunk of the wrong length."""
+
+    @pytest.mark.parametrize("codec", COMPRESSORS)
+    @pytest.mark.parametrize("how", ["differ", "equal"])
+    def test_a_compressed_chunk_of_which_metadata_say_nothing(self, tmp_path, codec, how):
+        """The error and `check` say to keep it, also if all chunks have the same length."""
+        data = np.arange(2000, dtype="f8") if how == "differ" else np.zeros(2000)
+        array = zarr.create_array(tmp_path, shape=2000, chunks=1000, dtype="f8", compressors=None)
+        for i in range(2):
+            stored = COMPRESSORS[codec].encode(data[i * 1000 : (i + 1) * 1000])
+            (tmp_path / "c").mkdir(exist_ok=True)
+            (tmp_path / f"c/{i}").write_bytes(stored)
+        advice = (
+            f"it seems to be compressed by {codec}: keep it, and add that codec to the metadata"
+        )
+        assert all(advice in problem for problem in check(tmp_path)[""].problems)
+        for selection in (slice(3), slice(None)):
+            with pytest.raises(ValueError, match=advice) as caught:
+                array[selection]
+            assert "remove" not in str(caught.value)
+        in_place = zarr.config.set({"numcodecs_bytes.write_in_place": True})
+        with in_place, pytest.raises(ValueError, match=advice):
+            array[3] = 1
+
+    @pytest.mark.parametrize("num_bytes", [5, 41])
+    def test_a_chunk_that_may_be_intact(self, tmp_path, num_bytes):
+        """Only an empty chunk is known to hold nothing."""
+        array = zarr.create_array(tmp_path, shape=10, chunks=5, dtype="f8", compressors=None)
+        array[:] = 1
+        for size, is_empty in ((num_bytes, False), (0, True)):
+            (tmp_path / "c/1").write_bytes(bytes(size))
+            (problem,) = check(tmp_path)[""].problems
+            with pytest.raises(ValueError, match="holds") as caught:
+                array[5:]
+            advice = problem.partition(": ")[2]
+            assert advice in str(caught.value)
+            assert ("remove" in advice) == is_empty
+            assert ("metadata" in advice) == (not is_empty)
+
+    def test_references_with_the_fill_value_0(self, tmp_path):
+        """kerchunk and VirtualiZarr write it: xarray reads zeros as NaN, and nothing said so."""
+        pytest.importorskip("fsspec")
+        names = {"_ARRAY_DIMENSIONS": ["x"]}
+        cases = {
+            "zeros": (0.0, names, [0, 1]),
+            "none": (0.0, names, [2, 1]),
+            "null": (None, names, [0, 1]),
+            "asked": (0.0, names | {"_FillValue": "AAAAAAAAAAA="}, [0, 1]),
+            "missing": (0.0, names | {"missing_value": 0}, [0, 1]),
+            "other": (0.0, names | {"_FillValue": "AAAAAAAAAEA="}, [0, 1]),
+            "unnamed": (0.0, {}, [0, 1]),
+        }
+        refs = {".zgroup": '{"zarr_format": 2}'}
+        for name, (fill_value, attributes, data) in cases.items():
+            document = metadata_v2("<f4", (2,), (2,), fill_value=fill_value)
+            refs[f"{name}/.zarray"] = json.dumps(document)
+            refs[f"{name}/.zattrs"] = json.dumps(attributes)
+            raw = base64.b64encode(np.array(data, "<f4").tobytes()).decode()
+            refs[f"{name}/0"] = f"base64:{raw}"
+        (tmp_path / "a.json").write_text(json.dumps({"version": 1, "refs": refs}))
+        found = check(tmp_path / "a.json")
+        assert [name for name, each in found.items() if each.problems] == ["other", "zeros"]
+        assert [name for name, each in found.items() if each.notes] == ["none"]
+        assert found["zeros"].problems[0].startswith("xarray reads its zeros as NaN, because")
+
+    def test_of_what_is_no_store(self, tmp_path):
+        """fsspec was asked for the protocol of `<Array file`; a module was "not callable"."""
+        array = zarr.create_array(tmp_path, shape=1, dtype="i1")
+        with pytest.raises(TypeError, match=r"got Array: pass array\.store or group\.store"):
+            check(array)
+        with pytest.raises(TypeError, match=r"call numcodecs_bytes\.check\.check"):
+            checks(tmp_path)
+        with pytest.raises(AttributeError, match=r"call numcodecs_bytes\.migrate\.migrate"):
+            numcodecs_bytes.__getattr__("migrate")
+        assert list(checks.check(array.store))
+
+
 class TestChunks:
     @pytest.mark.skipif(not HAS_RECTILINEAR, reason="this zarr has no rectilinear chunk grids")
     def test_chunks_of_several_shapes(self, tmp_path):
         grid = {"shape": (6, 8), "chunks": [[1, 2, 3], [4, 4]], "dtype": "i2"}
         with zarr.config.set({"array.rectilinear_chunks": True}):
-            zarr.create_array(tmp_path, **grid, compressors=None)[:] = 1
+            array = zarr.create_array(tmp_path, **grid, compressors=None)
+            array[:] = 1
+            array.resize((5, 8))  # the last chunk then reaches beyond the end
             (found,) = check(tmp_path).values()
-        assert found.problems == []
-        assert any("its chunks were not checked" in note for note in found.notes)
+            assert (found.problems, found.notes, found.num_chunks) == ([], [], 6)
+            assert found.partial_reads == "yes"
+            os.truncate(tmp_path / "c/1/0", 5)
+            (problem,) = check(tmp_path)[""].problems
+            assert problem.startswith("chunk c/1/0 holds 5 bytes, expected 16: if it is truncated")
+
+    @pytest.mark.skipif(not HAS_RECTILINEAR, reason="this zarr has no rectilinear chunk grids")
+    @pytest.mark.parametrize("shards", [False, True])
+    def test_encoded_chunks_of_several_shapes(self, tmp_path, shards):
+        """They were not decoded."""
+        sizes = [[2, 4, 2], [4, 4]]
+        grid = {"chunks": (2, 2), "shards": sizes} if shards else {"chunks": sizes}
+        with zarr.config.set({"array.rectilinear_chunks": True}):
+            array = zarr.create_array(tmp_path, shape=(8, 8), dtype="i2", **grid)
+            array[:] = np.arange(64).reshape(8, 8)
+            (found,) = check(tmp_path).values()
+            assert (found.problems, found.notes, found.num_chunks) == ([], [], 6)
+            chunk = tmp_path / "c/1/0"
+            chunk.write_bytes(chunk.read_bytes()[:-3])
+            (problem,) = check(tmp_path)[""].problems
+            assert problem.startswith("chunk c/1/0 can't be read: ")
+
+    @pytest.mark.parametrize("zarr_format", [2, 3])
+    @pytest.mark.parametrize("dtype", [str, "bytes"])
+    def test_a_damaged_count_of_texts(self, tmp_path, zarr_format, dtype):
+        """numcodecs allocates 8 bytes for each element that the header states: 16 GiB."""
+        names = {str: "vlen-utf8", "bytes": "vlen-bytes"}
+        codec = {"name": names[dtype]}
+        data_type = "string" if dtype is str else "variable_length_bytes"
+        header = (2**31 - 1).to_bytes(4, "little") + bytes(4)
+        if zarr_format == 3:
+            write_array(tmp_path, header, data_type, [codec], (1,), fill_value="")
+        else:
+            filters = [{"id": names[dtype]}]
+            write_v2(tmp_path, header, "|O", [1], filters=filters, fill_value=None)
+        tracemalloc.start()
+        (report,) = checks.check(tmp_path)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        (problem,) = report.problems
+        assert problem.endswith("it states that it holds 2147483647 elements, expected 1")
+        assert peak < 2**26
+
+    @pytest.mark.parametrize(
+        "names",
+        [["c/0/0.5a.partial"], ["c/1.5a.in-place.partial", "c/5.b.partial", "zarr.a.partial"]],
+    )
+    def test_what_killed_writes_leave(self, tmp_path, names):
+        """They were said to be files that zarr does not read, and nothing said what to do."""
+        array = zarr.create_array(tmp_path / "it's", shape=(2, 2), dtype="i1", compressors=None)
+        array[...] = 1
+        for name in names:
+            (tmp_path / "it's" / name).write_bytes(b"")
+        (note,) = check(tmp_path)["it's"].notes
+        are = "file is a leftover" if len(names) == 1 else "files are leftovers"
+        assert note.startswith(f"{len(names)} {are} of killed writes, ")
+        assert all(name in note for name in names)
+        if os.name == "posix":
+            command = note.partition("while nobody writes: ")[2]
+            subprocess.run(command, shell=True, check=True)  # noqa: S602 # it is quoted
+            assert check(tmp_path)["it's"].notes == []
+            assert array[...].tolist() == [[1, 1], [1, 1]]
 
     def test_a_damaged_shard(self, tmp_path):
         """Large shards are decoded in parts."""
@@ -502,7 +654,7 @@ class TestChunks:
     @pytest.mark.parametrize(
         ("settings", "others"),
         [
-            ({}, ["c/2/0", "c/0/1", "c/0/0.5a.partial", "x"]),
+            ({}, ["c/2/0", "c/0/1", "c/0/0.partial", "x"]),
             ({"chunk_key_encoding": {"name": "v2", "separator": "."}}, ["0/0", "2.0"]),
             ({"zarr_format": 2}, ["0/0", "0.0.0", "2.0", ".DS_Store"]),
             ({"chunks": (1, 2), "shards": (2, 2)}, ["c/2/0", "c/0/0.unfinished"]),
@@ -660,13 +812,15 @@ class TestConsolidatedMetadata:
         of_root, name = "the consolidated metadata of group /", ".zarray"
         if group.metadata.zarr_format == 3:
             name = "zarr.json"
+        lost = f"if it was deleted, {again}; if {name} was lost, write it from them first"
         assert reports == {
-            "a": [f"{of_root} differ from its own in shape: {again}"],
-            "b": [f"{of_root} differ from its own in attributes: {again}"],
-            "c": [f"it has no {name}, but {of_root} have it: {again}"],
+            "a": [f"{of_root} differ from its own in shape: if its own are right, {again}"],
+            "b": [f"{of_root} differ from its own in attributes: if its own are right, {again}"],
+            "c": [f"it has no {name}, but {of_root} have it: {lost}"],
             "same": [],
             "below/e": [
-                f"{of_root}{path} differ from its own in shape: {again}" for path in ("", "below")
+                f"{of_root}{path} differ from its own in shape: if its own are right, {again}"
+                for path in ("", "below")
             ],
             "new": [f"{of_root} lack it: {again}"],
         }
@@ -734,9 +888,9 @@ class TestKindsOfStores:
         present = "1 of 3 chunks are present; the missing ones are read as the fill value"
         assert (found["plain"].notes, found["empty"].notes) == ([tried, present], [])
         assert found.keys() == PARTIAL_READS.keys()
-        assert {path: report.problems for path, report in found.items() if report.problems} == {
-            "plain": ["chunk plain/c/0/0 holds 5 bytes, expected 112: it is truncated"]
-        }
+        assert [path for path, report in found.items() if report.problems] == ["plain"]
+        (problem,) = found["plain"].problems
+        assert problem.startswith("chunk plain/c/0/0 holds 5 bytes, expected 112: if it is trunca")
         why = "it answers a range with status 200 and no Content-Range instead of bytes 0 to 1"
         no = f"no: the store does not serve byte ranges as requested ({why})"
         assert found["bools"].partial_reads == no
@@ -758,10 +912,10 @@ class TestKindsOfStores:
             (b"\xff1234567", ""),
             ("12345678", ""),
             (["{}", 2, 8], ""),
-            (["{}"], "holds 20 bytes, expected 8: it has another shape or is compressed"),
-            (b"\xff234567", "holds 7 bytes, expected 8: it is truncated"),
-            (b"", "holds 0 bytes, expected 8: it is truncated"),
-            (["{}", 13, 8], "holds 7 bytes, expected 8: it is truncated"),
+            (["{}"], "holds 20 bytes, expected 8: if the reference is wrong, make "),
+            (b"\xff234567", "holds 7 bytes, expected 8: if the reference is wrong, "),
+            (b"", "holds 0 bytes, expected 8: if the reference is wrong, "),
+            (["{}", 13, 8], "holds 7 bytes, expected 8: if the reference is wrong, "),
             (["memory://a", 2, 8], ""),
             (["memory://a", 13, 8], "can't be read: EOFError: its 8 bytes reach beyond the end"),
             (["memory://no", 0, 8], "can't be read: "),
@@ -821,8 +975,9 @@ class TestKindsOfStores:
         os.truncate(tmp_path / "a.nc", (tmp_path / "a.nc").stat().st_size - 1)
         (report,) = check(tmp_path / "a.json").values()
         target = f"1600 bytes at offset 80 of {(tmp_path / 'a.nc').as_posix()}"
-        why = "holds 1599 bytes, expected 1600: it is truncated"
-        assert report.problems == [f"chunk v/0 ({target}) {why}"]
+        why = "holds 1599 bytes, expected 1600: if the reference is wrong, make the references ag"
+        (problem,) = report.problems
+        assert problem.startswith(f"chunk v/0 ({target}) {why}")
         (tmp_path / "a.nc").unlink()
         (report,) = check(tmp_path / "a.json").values()
         assert f"{target}) can't be read: FileNotFoundError: " in report.problems[0]

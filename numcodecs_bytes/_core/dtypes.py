@@ -10,7 +10,6 @@ To add a data type of ml_dtypes, add a row to `ML_DTYPES`; the rest is in ``docs
 import contextlib
 import functools
 import importlib.metadata
-import math
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -253,10 +252,6 @@ class DataTypeError(TypeError):
     """Elements of a data type can't be stored."""
 
 
-class LengthError(ValueError):
-    """A chunk has the wrong length."""
-
-
 def missing_endian(dtype: AnyDType) -> EndianError:
     """Return the error for a multi-byte data type without `endian`."""
     return EndianError(
@@ -282,20 +277,3 @@ def check_storable(dtype: AnyDType) -> None:
                 "NumPy (with floats of up to 64 bits), a structure of them, or a registered type "
                 "of ml_dtypes; for variable-length strings use the codecs vlen-utf8 and vlen-bytes"
             )
-
-
-def check_length(
-    num_bytes: int, shape: tuple[int, ...], dtype: AnyDType, stored: AnyDType, name: str
-) -> None:
-    """Raise LengthError unless `num_bytes` is the length of a chunk of this shape and dtype."""
-    expected = math.prod(shape) * stored.itemsize
-    if num_bytes != expected:
-        why = (
-            "truncated: restore or rewrite it, or remove it to read the fill value"
-            if num_bytes < expected
-            else "compressed or have another shape: correct the metadata, or rewrite it"
-        )
-        raise LengthError(
-            f"{name} holds {num_bytes} bytes, expected {expected} for shape {shape} of {dtype}; "
-            f"it may be {why} (`numcodecs-bytes check` finds all such chunks)"
-        )

@@ -119,33 +119,36 @@ def check_readable(codec: Any, chunk_spec: ArraySpec) -> None:
         )
 
 
-def layout_of_array(array: AnyArray) -> AnyLayout:
+def layout_of_array(array: AnyArray, chunk_shape: tuple[int, ...]) -> AnyLayout:
     """Return how an array's chunks are stored; raise `LeftToZarr` if zarr must read them."""
-    return ArrayLayouts(Codecs.of(array.async_array.codec_pipeline)).of(chunk_spec_of(array))
+    spec = chunk_spec_of(array, chunk_shape)
+    return ArrayLayouts(Codecs.of(array.async_array.codec_pipeline)).of(spec)
 
 
-def chunk_spec_of(array: "zarr.Array[Any]") -> ArraySpec:
-    """Return the specification of an array's chunks; raise `LeftToZarr` if they differ."""
+def chunk_spec_of(
+    array: "zarr.Array[Any]", chunk_shape: tuple[int, ...] | None = None
+) -> ArraySpec:
+    """Return the specification of an array's chunks, or of those of one shape.
+
+    Raises `LeftToZarr` if no shape is given, and they have several.
+    """
+    metadata: Any = array.metadata
     try:
-        return _spec_of(array, array.shards or array.chunks)
+        shape = chunk_shape or array.shards or array.chunks
     except NotImplementedError as error:  # the grid is rectilinear
         raise LeftToZarr("chunks of several shapes") from error
+    order: Any = metadata.order if metadata.zarr_format == 2 else "C"
+    config = ArrayConfig(order=order, write_empty_chunks=False)
+    return ArraySpec(shape, metadata.dtype, metadata.fill_value, config, cpu.buffer_prototype)
 
 
 def first_chunk_spec_of(array: Any) -> ArraySpec:
     """Return the specification of an array's first chunk."""
     try:
-        return _spec_of(array, array.shards or array.chunks)
-    except NotImplementedError:  # the grid is rectilinear, as zarr 3.4 allows
+        return chunk_spec_of(array)
+    except LeftToZarr:  # a rectilinear grid, as zarr 3.4 allows
         lengths = array.write_chunk_sizes
-        return _spec_of(array, tuple([each[0] if each else 1 for each in lengths]))
-
-
-def _spec_of(array: "zarr.Array[Any]", shape: tuple[int, ...]) -> ArraySpec:
-    metadata: Any = array.metadata
-    order: Any = metadata.order if metadata.zarr_format == 2 else "C"
-    config = ArrayConfig(order=order, write_empty_chunks=False)
-    return ArraySpec(shape, metadata.dtype, metadata.fill_value, config, cpu.buffer_prototype)
+        return chunk_spec_of(array, tuple([each[0] if each else 1 for each in lengths]))
 
 
 def _find_layout_of(pipeline: Any) -> LayoutOf:

@@ -10,7 +10,7 @@ from zarr.abc.store import RangeByteRequest
 from zarr.storage import StorePath
 
 from numcodecs_bytes._core.catch import async_value_or_error, value_or_error
-from numcodecs_bytes._core.dtypes import LengthError
+from numcodecs_bytes._core.lengths import NUM_START_BYTES, LengthError
 from numcodecs_bytes._pipeline.array_access import ArrayAccess
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.shards import REMEDY, LayoutOf, ShardLayout
@@ -106,7 +106,11 @@ async def _check_lengths(requests: Sequence[ChunkRequest], layout_of: LayoutOf) 
         if isinstance(num_bytes, Exception):  # the chunk is missing, or its store fails
             continue
         if num_bytes:
-            chunk.check_length(num_bytes)
+            if num_bytes != chunk.layout.num_bytes:
+                first = RangeByteRequest(0, min(num_bytes, NUM_START_BYTES))
+                start = await async_value_or_error(byte_getter.get(prototype, first))
+                known = None if isinstance(start, Exception) else start
+                chunk.check_length(num_bytes, known.to_bytes() if known else b"")
             if not only_states_lengths(byte_getter.store):
                 continue
             last = RangeByteRequest(num_bytes - 1, num_bytes)
@@ -116,5 +120,5 @@ async def _check_lengths(requests: Sequence[ChunkRequest], layout_of: LayoutOf) 
         # Some file systems say that a file is empty although it is not.
         buffer = await byte_getter.get(prototype)
         if buffer is not None:
-            chunk.check_length(len(buffer))
+            chunk.check_length(len(buffer), buffer[:NUM_START_BYTES].to_bytes())
         break

@@ -38,7 +38,8 @@ from numcodecs_bytes._plan.selection import (
 CACHED_SHARD_PLANS = 1 << 4
 CACHED_INNER_CHUNKS = 1 << 8
 
-REMEDY = "restore the shard, or remove it and write it again"  # what to do if it is damaged
+# What to do if a shard seems to be damaged.
+REMEDY = "restore it, or write all of it again; if the metadata state wrong codecs, correct them"
 
 MISSING = np.iinfo(np.uint64).max  # offset and length of a missing inner chunk in the index
 

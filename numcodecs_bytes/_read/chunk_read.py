@@ -21,7 +21,7 @@ from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._runtime import traces
 from numcodecs_bytes._sources.files import FileExtent
-from numcodecs_bytes._sources.stores import ChunkLocator, Extent, ObjectExtent
+from numcodecs_bytes._sources.stores import ChunkLocator, Extent, ObjectExtent, refers_to_files
 from numcodecs_bytes._zarr_api.batch_items import ChunkRequest
 from numcodecs_bytes._zarr_api.names import name_of_chunk
 from numcodecs_bytes._zarr_api.versions import fill_value_or_default
@@ -102,11 +102,13 @@ class ChunkRead:
             fetched = FetchCounts(num_bytes_by_zarr=0)  # zarr fetched nothing either
         self.outcome = self.outcome._replace(status=status, is_by_zarr=True, fetched=fetched)
 
-    def check_length(self, num_bytes: int) -> None:
-        """Raise ValueError unless a chunk has the length that its layout gives."""
-        layout = self.layout
+    def check_length(self, num_bytes: int, start: bytes) -> None:
+        """Raise LengthError unless a chunk has the length that its layout gives."""
+        layout, byte_getter = self.layout, self.request.byte_getter
         if isinstance(layout, Layout) and num_bytes != layout.num_bytes:
-            layout.check_length(num_bytes, name_of_chunk(self.request.byte_getter))
+            is_reference = refers_to_files(getattr(byte_getter, "store", None))
+            name = name_of_chunk(byte_getter)
+            layout.check_length(num_bytes, name, start, is_reference=is_reference)
 
     def counts(self) -> traces.Counts:
         """Return what `numcodecs_bytes.trace` counts of the chunk."""

@@ -95,7 +95,8 @@ def _plan_chunk(
 ) -> _ExtentRead:
     """Plan what is read of a chunk; once more, with longer gaps, if probes show a slow file."""
     if extent.num_bytes != layout.num_bytes:
-        chunk.check_length(extent.num_bytes)
+        start_bytes = files.first_bytes(extent.descriptor, extent.start, extent.num_bytes)
+        chunk.check_length(extent.num_bytes, start_bytes)
     plan_with = partial(plan_of, chunk.chunk_selection, layout, out.drop_axes)
     # All bytes are read for a CRC-32 of all of the chunk.
     reads_all = extent.crc is not None and chunk.checks_crc

@@ -10,8 +10,9 @@ import traceback
 from collections.abc import Callable
 from typing import NamedTuple
 
-from numcodecs_bytes._core.dtypes import DataTypeError, EndianError, LengthError
+from numcodecs_bytes._core.dtypes import DataTypeError, EndianError
 from numcodecs_bytes._core.interrupts import interrupt_of
+from numcodecs_bytes._core.lengths import LengthError
 from numcodecs_bytes._zarr_api.options import OptionError
 
 _KNOWN = (

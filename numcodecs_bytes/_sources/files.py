@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numcodecs_bytes._core.interrupts import raise_if_of_caller
+from numcodecs_bytes._core.lengths import NUM_START_BYTES
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.outcome import LeftToZarr
 
@@ -230,6 +231,13 @@ def read_exactly(descriptor: int, start: int, view: memoryview) -> None:
         if not num:
             raise LeftToZarr(_TRUNCATED)
         view, start = view[num:], start + num
+
+
+def first_bytes(descriptor: int, start: int, num_bytes: int) -> bytes:
+    """Return the first bytes of a chunk in a file, which tell by what it is compressed."""
+    buffer = bytearray(min(num_bytes, NUM_START_BYTES))
+    read_exactly(descriptor, start, memoryview(buffer))
+    return bytes(buffer)
 
 
 def read_cached_nowait(descriptor: int, start: int, view: memoryview) -> int:

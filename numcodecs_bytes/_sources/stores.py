@@ -116,6 +116,11 @@ def only_states_lengths(store: object) -> bool:
     return has_references or name_of_class(store) == "icechunk.store.IcechunkStore"
 
 
+def refers_to_files(store: object) -> bool:
+    """Whether chunks of a store may be references, or virtual: parts of other files."""
+    return only_states_lengths(store) or _SOURCES.get(name_of_class(store)) is _of_manifest_store
+
+
 def may_be_cached(store: object) -> bool:
     """Whether what `locator_for` returns stays right: URLs may be registered with VirtualiZarr."""
     return _SOURCES.get(name_of_class(store)) is not _of_manifest_store

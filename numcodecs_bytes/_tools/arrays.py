@@ -1,10 +1,14 @@
 """Arrays by their metadata, which need not be stored, and whether they can be read in part."""
 
+import bisect
+import itertools
 import json
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import zarr
+from zarr.codecs import ShardingCodec
 from zarr.storage import StorePath
 from zarr.types import AnyArray
 
@@ -34,6 +38,67 @@ def why_not_opened(document: JSONObject) -> str:
     return why_missing([row.name for row in ML_DTYPES if f'"{row.name}"' in data_type])
 
 
+@dataclass(frozen=True)
+class Grid:
+    """The chunks, or shards, of an array; those of a rectilinear grid have several shapes."""
+
+    array_shape: tuple[int, ...]
+    lengths: tuple[int | tuple[int, ...], ...]  # along each axis: one for all chunks, or each one's
+    is_sharded: bool
+    starts: tuple[list[int], ...]  # where chunks begin along each axis that has several lengths
+
+    @classmethod
+    def of(cls, array: AnyArray) -> "Grid":
+        """Return the grid of an array."""
+        metadata: Any = array.metadata
+        grid = metadata.chunk_grid if metadata.zarr_format == 3 else None
+        lengths = getattr(grid, "chunk_shapes", None)
+        if lengths is not None:  # since zarr 3.4
+            codecs = metadata.codecs
+            is_sharded = len(codecs) == 1 and isinstance(codecs[0], ShardingCodec)
+        else:
+            lengths, is_sharded = array.shards or array.chunks, bool(array.shards)
+            if 0 in lengths and array.size:
+                raise ValueError(
+                    f"its chunk shape is {lengths}: expected at least 1 along each axis"
+                )
+            lengths = tuple(max(n, 1) for n in lengths)
+        starts = [[] if isinstance(n, int) else [0, *itertools.accumulate(n)] for n in lengths]
+        return cls(array.shape, lengths, is_sharded, tuple(starts))
+
+    @property
+    def shape(self) -> list[int]:
+        """How many chunks there are along each axis."""
+        return [
+            -(-size // n) if isinstance(n, int) else bisect.bisect_left(starts, size)
+            for size, n, starts in zip(self.array_shape, self.lengths, self.starts, strict=True)
+        ]
+
+    @property
+    def max_chunk_shape(self) -> tuple[int, ...]:
+        """The shape of a chunk, or the largest length along each axis."""
+        return tuple(n if isinstance(n, int) else max(n) for n in self.lengths)
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether all chunks have one shape."""
+        return not any(self.starts)
+
+    def chunk_shape(self, chunk_coords: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a chunk, which may reach beyond the end of the array."""
+        axes = zip(self.lengths, chunk_coords, strict=True)
+        return tuple(n if isinstance(n, int) else n[i] for n, i in axes)
+
+    def region(self, first: tuple[int, ...], last: tuple[int, ...]) -> tuple[slice, ...]:
+        """Return the part of the array from a first to a last chunk."""
+        axes = zip(self.array_shape, self.lengths, self.starts, first, last, strict=True)
+        ends = [
+            (i * n, (j + 1) * n, size) if isinstance(n, int) else (starts[i], starts[j + 1], size)
+            for size, n, starts, i, j in axes
+        ]
+        return tuple(slice(start, min(stop, size)) for start, stop, size in ends)
+
+
 def layout_for_partial_reads(array: AnyArray) -> Layout:
     """Return the layout of an array's (inner) chunks, parts of which can be read.
 
@@ -44,8 +109,9 @@ def layout_for_partial_reads(array: AnyArray) -> Layout:
     # An untested version of zarr may lack what this imports.
     from numcodecs_bytes._pipeline.array_layouts import layout_of_array
 
-    layout = layout_of_array(array)
-    first = array.metadata.encode_chunk_key((0,) * array.ndim)
+    origin = (0,) * array.ndim
+    layout = layout_of_array(array, Grid.of(array).chunk_shape(origin))
+    first = array.metadata.encode_chunk_key(origin)
     extent: object = value_or_error(find_extent, array.store_path / first)
     if isinstance(extent, FileExtent):
         extent = value_or_error(length_of_file, extent)

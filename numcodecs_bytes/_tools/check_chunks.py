@@ -6,15 +6,20 @@ Chunks are decoded by zarr's own codecs, and take as much memory as they do in z
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator
+import os
+import shlex
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numcodecs
 import numpy as np
-from zarr.abc.codec import Codec
+from numcodecs.compat import ensure_bytes
+from zarr.abc.codec import ArrayBytesCodec, Codec
 from zarr.abc.store import RangeByteRequest
-from zarr.codecs import BytesCodec, ShardingCodec
-from zarr.core.buffer import default_buffer_prototype
+from zarr.codecs import BytesCodec, ShardingCodec, VLenBytesCodec, VLenUTF8Codec
+from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import Buffer, NDBuffer, default_buffer_prototype
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.core.common import concurrent_map
 from zarr.core.metadata.v2 import ArrayV2Metadata
@@ -24,9 +29,16 @@ from zarr.types import AnyArray
 
 from numcodecs_bytes._core.catch import async_value_or_error
 from numcodecs_bytes._core.dtypes import Array, leaf_dtypes, pack_dtype, stored_dtype
+from numcodecs_bytes._core.lengths import (
+    NUM_START_BYTES,
+    compressor_of,
+    explain_length,
+    keep_compressed,
+)
 from numcodecs_bytes._plan.shards import REMEDY
-from numcodecs_bytes._tools.arrays import array_of
-from numcodecs_bytes._tools.documents import join
+from numcodecs_bytes._sources.stores import refers_to_files
+from numcodecs_bytes._tools.arrays import Grid, array_of
+from numcodecs_bytes._tools.documents import join, local_path
 from numcodecs_bytes._tools.reporting import ArrayReport, Limits, ProgressBar, describe_error
 from numcodecs_bytes._tools.stored_chunks import (
     MAX_UNLISTED,
@@ -35,11 +47,13 @@ from numcodecs_bytes._tools.stored_chunks import (
     StoredChunk,
     chunks_at,
     find_chunks,
-    grid_of,
 )
 from numcodecs_bytes._zarr_api.names import plural, reference_of
 from numcodecs_bytes._zarr_api.v2_codec import V2Codec
 from numcodecs_bytes._zarr_api.versions import concurrency
+
+# Codecs whose chunks begin with how many elements they hold, for which numcodecs allocates memory.
+_WITH_COUNTS = ("vlen-utf8", "vlen-bytes", "vlen-array")
 
 
 def check_chunks(
@@ -50,20 +64,16 @@ def check_chunks(
     progress: ProgressBar | None,
 ) -> ChunkCoords | None:
     """Report the problems of an array's chunks; return the coordinates of the first one, if any."""
-    try:
-        num_in_all = math.prod(grid_of(array))
-    except NotImplementedError as error:
-        report.notes.append(f"its chunks were not checked: {error}")
-        return None
+    checks = _checks_of(array, codecs, report, limits)
+    num_in_all = math.prod(checks.grid.shape)
     if progress is not None:
         progress.total = (progress.total or 0) + num_in_all
         progress.refresh()
-    checks = _checks_of(array, codecs, report, limits)
     before = len(report.problems), report.num_problems
     found = _check_present(checks, report, limits, progress)
     if progress is not None:
         progress.update(num_in_all - report.num_chunks)
-    if why := _why_all_are_wrong(array, report.num_chunks, found.lengths, checks.expected):
+    if why := _why_all_are_wrong(checks, report.num_chunks, found):
         del report.problems[before[0] :]  # they say the same of each chunk
         report.num_problems = before[1]
         report.add_problem(why)
@@ -115,22 +125,24 @@ def _check_present(
     return found
 
 
-def _why_all_are_wrong(
-    array: AnyArray, num_chunks: int, lengths: set[int | None], expected: int | None
-) -> str:
+def _why_all_are_wrong(checks: "_Checks", num_chunks: int, found: _Found) -> str:
     """Return what is wrong if all of several chunks have the same wrong length, or ""."""
-    length = next(iter(lengths)) if len(lengths) == 1 else None
-    if not length or expected in (None, length) or num_chunks == 1:
+    length = next(iter(found.lengths)) if len(found.lengths) == 1 else None
+    if not length or not checks.grid.is_regular or num_chunks == 1 or found.first is None:
         return ""
+    array, expected = checks.array, checks.expected_length(found.first)
+    if expected in (None, length):
+        return ""
+    all_hold = f"each of its {num_chunks} chunks holds {length} bytes, expected {expected}"
+    key = join(array.path, array.metadata.encode_chunk_key(found.first))
+    if codec := compressor_of(sync(_start_of(array, key)), length, expected):
+        return f"{all_hold}: {keep_compressed(codec)}"
     item_size, rest = divmod(length, math.prod(array.chunks))
     other = ""
     with contextlib.suppress(TypeError):  # NumPy has no number of that size
         if array.dtype.kind in "iufc" and not rest:
             other = f": {length} bytes are {np.dtype(f'{array.dtype.kind}{item_size}')}"
-    return (
-        f"each of its {num_chunks} chunks holds {length} bytes, expected {expected}; the data type "
-        f"or the chunk shape may be wrong{other}"
-    )
+    return f"{all_hold}; the data type or the chunk shape may be wrong{other}"
 
 
 @dataclass(frozen=True)
@@ -138,7 +150,8 @@ class _Checks:
     """What is checked of the chunks of an array."""
 
     array: AnyArray
-    expected: int | None  # the length of each chunk in bytes; None if a codec changes it
+    grid: Grid
+    item_size: int | None  # the length of a stored element in bytes; None if a codec changes it
     is_blosc: bool
     decoded: AnyArray | None  # the array as it is to be read, if chunks are decoded
     max_member_bytes: int  # longer members of zip archives are not read
@@ -146,30 +159,29 @@ class _Checks:
     @property
     def num_at_once(self) -> int:
         """How many chunks to check at a time: of those that are read, about 64 MiB."""
-        num_bytes = math.prod(self.array.shards or self.array.chunks) * self.array.dtype.itemsize
+        num_bytes = math.prod(self.grid.max_chunk_shape) * self.array.dtype.itemsize
         are_read = self.decoded is not None or self.reads_members
         return min(max((1 << 26) // max(num_bytes, 1), 1), 1024) if are_read else 1024
 
     @property
     def reads_members(self) -> bool:
         """Whether chunks are members of a zip archive that are not read whole to be decoded."""
-        is_read_whole = self.decoded is not None and not self.array.shards
+        is_read_whole = self.decoded is not None and not self.grid.is_sharded
         return isinstance(self.array.store, ZipStore) and not is_read_whole
 
     def leaves_unread(self, chunk: StoredChunk) -> bool:
         """Whether a chunk is a member of a zip archive that is too long to be read."""
         return self.reads_members and (chunk.num_bytes or 0) > self.max_member_bytes
 
+    def expected_length(self, chunk_coords: ChunkCoords) -> int | None:
+        """Return the expected length of a chunk in bytes; None if a codec changes it."""
+        if self.item_size is None:
+            return None
+        return math.prod(self.grid.chunk_shape(chunk_coords)) * self.item_size
+
     def problems_of(self, batch: list[StoredChunk]) -> dict[ChunkCoords, str]:
         """Return the problem of each chunk, or ""."""
-        lengths = [self.expected] * len(batch)
-        if self.is_blosc:
-            arguments = [(self.array, chunk) for chunk in batch]
-            lengths = sync(concurrent_map(arguments, _length_in_header, concurrency()))
-        problems = {
-            chunk.chunk_coords: _problem_with_length(chunk, length)
-            for chunk, length in zip(batch, lengths, strict=True)
-        }
+        problems = self._problems_with_lengths(batch)
         if self.reads_members:
             intact = [chunk for chunk in batch if not problems[chunk.chunk_coords]]
             members = [chunk for chunk in intact if not self.leaves_unread(chunk)]
@@ -181,23 +193,42 @@ class _Checks:
             problems |= sync(_problems_in(self.decoded, to_decode))
         return problems
 
+    def _problems_with_lengths(self, batch: list[StoredChunk]) -> dict[ChunkCoords, str]:
+        """Return the problem with the length of each chunk, or ""."""
+        lengths = [self.expected_length(chunk.chunk_coords) for chunk in batch]
+        if self.is_blosc:
+            chunks = [(self.array, chunk) for chunk in batch]
+            lengths = sync(concurrent_map(chunks, _length_in_header, concurrency()))
+        expected = {c.chunk_coords: n for c, n in zip(batch, lengths, strict=True)}
+        problems = {c.chunk_coords: _problem_with(c, expected[c.chunk_coords]) for c in batch}
+        wrong = [c for c in batch if problems[c.chunk_coords] and c.num_bytes is not None]
+        # A pipe has 0 bytes: reading it might never end.
+        keys = [(self.array, chunk.key if chunk.num_bytes else None) for chunk in wrong]
+        starts = sync(concurrent_map(keys, _start_of, concurrency()))
+        is_reference = refers_to_files(self.array.store)
+        for chunk, start in zip(wrong, starts, strict=True):
+            num_bytes, length = chunk.num_bytes or 0, expected[chunk.chunk_coords] or 0
+            why = explain_length(num_bytes, length, start, is_reference=is_reference)
+            problems[chunk.chunk_coords] += f": {why}"
+        return problems
+
 
 def _checks_of(array: AnyArray, codecs: list[str], report: ArrayReport, limits: Limits) -> _Checks:
     """Return what is checked of the chunks of an array, and report what is not."""
-    expected = _expected_length(array, codecs)
-    is_blosc = codecs[-1:] in (["blosc"], ["numcodecs.blosc"]) and not array.shards
-    decoded = _array_to_decode(array, codecs, report, limits, is_encoded=expected is None)
-    return _Checks(array, expected, is_blosc, decoded, limits.max_chunk_bytes)
+    grid, item_size = Grid.of(array), _stored_item_size(array, codecs)
+    is_blosc = codecs[-1:] in (["blosc"], ["numcodecs.blosc"]) and not grid.is_sharded
+    decoded = _array_to_decode(array, codecs, report, limits, is_encoded=item_size is None)
+    return _Checks(array, grid, item_size, is_blosc, decoded, limits.max_chunk_bytes)
 
 
-def _expected_length(array: AnyArray, codecs: list[str]) -> int | None:
-    """Return the expected length of each chunk in bytes; None if a codec changes it."""
+def _stored_item_size(array: AnyArray, codecs: list[str]) -> int | None:
+    """Return the length of a stored element in bytes; None if a codec changes that of chunks."""
     if codecs not in ([], ["bytes"], ["endian"]):
         return None
     dtype = array.dtype
     if array.metadata.zarr_format == 3 or array.filters:  # stored without padding between fields
         dtype = stored_dtype(pack_dtype(dtype), "little")
-    return int(math.prod(array.chunks) * dtype.itemsize)
+    return dtype.itemsize
 
 
 def _array_to_decode(
@@ -214,44 +245,104 @@ def _array_to_decode(
             "if you trust them, copy the array to one with another codec, such as vlen-utf8"
         )
         return None
-    num_bytes = math.prod(array.chunks) * array.dtype.itemsize
+    grid = Grid.of(array)
+    chunk_shape = array.chunks if grid.is_sharded else grid.max_chunk_shape
+    num_bytes = math.prod(chunk_shape) * array.dtype.itemsize
     if num_bytes > limits.max_chunk_bytes:
         report.notes.append(
             f"its chunks were not decoded: they have {num_bytes} bytes each, the limit is "
             f"{limits.max_chunk_bytes}"
         )
         return None
-    if not has_bools:
+    if not has_bools and not any(name in _WITH_COUNTS for name in codecs):
         return array
-    # zarr alone passes bools on as they are stored; our codec reads all but 0 as true.
     metadata = array.metadata
     decoded = array_of(metadata.to_dict(), array.store_path)
     if isinstance(metadata, ArrayV2Metadata):
-        of_zarr: list[Codec] = [V2Codec(filters=metadata.filters, compressor=metadata.compressor)]
+        filters: Any = [_with_counts(codec, chunk_shape) for codec in metadata.filters or ()]
+        of_zarr: list[Codec] = [V2Codec(filters=tuple(filters), compressor=metadata.compressor)]
     else:
-        of_zarr = [_codec_of_zarr(codec) for codec in metadata.codecs]
+        of_zarr = [_codec_to_decode(codec) for codec in metadata.codecs]
     # zarr's config would set the pipeline as well, but for all threads.
     pipeline = BatchedCodecPipeline.from_codecs(of_zarr)
     object.__setattr__(decoded.async_array, "codec_pipeline", pipeline)
     return decoded
 
 
-def _codec_of_zarr(codec: Codec) -> Codec:
-    """Return zarr's own codec "bytes" in place of another one, also in shards."""
+def _codec_to_decode(codec: Codec) -> Codec:
+    """Return the codec that decodes in place of another one, also in shards.
+
+    zarr's own codec "bytes" passes bools on as they are stored; ours reads all but 0 as true.
+    """
     if isinstance(codec, ShardingCodec):
-        return replace(codec, codecs=tuple(map(_codec_of_zarr, codec.codecs)))
+        return replace(codec, codecs=tuple(map(_codec_to_decode, codec.codecs)))
+    if isinstance(codec, VLenUTF8Codec | VLenBytesCodec):
+        return _CountedVLen(codec)
     if isinstance(codec, BytesCodec):  # zarr 3.1.6 needs an endian for any structure
         return BytesCodec(endian=codec.endian or "little")
     return codec
+
+
+@dataclass(frozen=True)
+class _CountedVLen(ArrayBytesCodec):
+    """A codec of elements of variable length that believes no count in a damaged chunk."""
+
+    codec: VLenUTF8Codec | VLenBytesCodec
+    is_fixed_size = False
+
+    async def decode(
+        self, chunks_and_specs: Iterable[tuple[Buffer | None, ArraySpec]]
+    ) -> Iterable[NDBuffer | None]:
+        chunks = list(chunks_and_specs)
+        for chunk, spec in chunks:
+            if chunk is not None:
+                _check_count(chunk[:4].to_bytes(), spec.shape)
+        return await self.codec.decode(chunks)
+
+    def compute_encoded_size(self, input_byte_length: int, _chunk_spec: ArraySpec) -> int:
+        raise NotImplementedError  # it is not known
+
+
+class _CountedV2VLen(NamedTuple):
+    """Such a codec of a Zarr v2 array."""
+
+    codec: Any
+    chunk_shape: tuple[int, ...]
+    codec_id: str
+
+    def decode(self, buf: Any) -> Any:
+        _check_count(bytes(ensure_bytes(buf)[:4]), self.chunk_shape)
+        return self.codec.decode(buf)
+
+
+def _with_counts(codec: Any, chunk_shape: tuple[int, ...]) -> Any:
+    """Return a codec of a Zarr v2 array that believes no count in a damaged chunk."""
+    is_counted = codec.codec_id in _WITH_COUNTS
+    return _CountedV2VLen(codec, chunk_shape, codec.codec_id) if is_counted else codec
+
+
+def _check_count(header: bytes, chunk_shape: tuple[int, ...]) -> None:
+    """Raise ValueError if a chunk states another number of elements: they would be allocated."""
+    stated, expected = int.from_bytes(header, "little"), math.prod(chunk_shape)
+    if stated != expected:
+        raise ValueError(f"it states that it holds {stated} elements, expected {expected}")
+
+
+async def _start_of(array: AnyArray, key: str | None) -> bytes:
+    """Return the first bytes of a chunk; none if there is no key, or they can't be read."""
+    if key is None:
+        return b""
+    part = RangeByteRequest(0, NUM_START_BYTES)
+    start = await async_value_or_error(array.store.get(key, default_buffer_prototype(), part))
+    return b"" if start is None or isinstance(start, Exception) else start.to_bytes()
 
 
 async def _length_in_header(array: AnyArray, chunk: StoredChunk) -> int | None:
     """Return how far Blosc reads: as its header says, even beyond the chunk; None if unknown."""
     if not chunk.num_bytes:
         return None
-    start = RangeByteRequest(0, 16)
-    header = await array.store.get(chunk.key, default_buffer_prototype(), start)
-    stated = 0 if header is None else int.from_bytes(header.to_bytes()[12:16], "little")
+    header = await _start_of(array, chunk.key)
+    stated = int.from_bytes(header[12:16], "little")
     return max(chunk.num_bytes, stated)
 
 
@@ -261,19 +352,16 @@ async def _problem_of_member(array: AnyArray, chunk: StoredChunk) -> str:
     return f"can't be read: {describe_error(found)}" if isinstance(found, Exception) else ""
 
 
-def _problem_with_length(chunk: StoredChunk, expected: int | None) -> str:
+def _problem_with(chunk: StoredChunk, expected: int | None) -> str:
     """Return the problem with a chunk's length, or ""; `expected` is None for encoded chunks."""
     if isinstance(chunk.error, IsADirectoryError):
-        return "is a folder, so zarr reads the fill value: remove it, or write the chunk again"
+        return "is a folder, so zarr reads the fill value: move it away, or correct the separator"
     if chunk.error is not None:
         return f"can't be read: {describe_error(chunk.error)}"
-    num_bytes = chunk.num_bytes or 0
     if expected is None:
-        return "" if num_bytes else "holds 0 bytes: it is truncated"
-    if num_bytes == expected:
-        return ""
-    why = "it is truncated" if num_bytes < expected else "it has another shape or is compressed"
-    return f"holds {num_bytes} bytes, expected {expected}: {why}"
+        return "" if chunk.num_bytes else "holds 0 bytes"
+    is_wrong = chunk.num_bytes != expected
+    return f"holds {chunk.num_bytes} bytes, expected {expected}" if is_wrong else ""
 
 
 async def _problems_in(array: AnyArray, all_coords: list[ChunkCoords]) -> dict[ChunkCoords, str]:
@@ -305,10 +393,11 @@ def _runs(all_coords: list[ChunkCoords]) -> Iterator[list[ChunkCoords]]:
 async def _problem_in(array: AnyArray, run: list[ChunkCoords]) -> str:
     """Decode chunks that are next to each other, and return their problem, or ""."""
     num_invalid = 0
-    for region in _regions_of(array, run[0], run[-1]):
+    grid = Grid.of(array)
+    for region in _regions_of(array, grid, run[0], run[-1]):
         decoded = await async_value_or_error(array.async_array.getitem(region))
         if isinstance(decoded, Exception):
-            why = f" (the shard may be damaged: {REMEDY})" if array.shards else ""
+            why = f" (the shard may be damaged: {REMEDY})" if grid.is_sharded else ""
             return f"can't be read: {describe_error(decoded)}{why}"
         num_invalid += _count_invalid(np.asarray(decoded))
     if not num_invalid:
@@ -321,17 +410,15 @@ async def _problem_in(array: AnyArray, run: list[ChunkCoords]) -> str:
 
 
 def _regions_of(
-    array: AnyArray, first: ChunkCoords, last: ChunkCoords
+    array: AnyArray, grid: Grid, first: ChunkCoords, last: ChunkCoords
 ) -> Iterator[tuple[slice, ...]]:
     """Yield the regions to decode at a time: of a shard, rows of about 64 MiB."""
-    shape = array.shards or array.chunks
-    grid = zip(first, last, shape, array.shape, strict=True)
-    chunks = tuple(slice(i * n, min((j + 1) * n, size)) for i, j, n, size in grid)
-    if not array.shards:
+    chunks = grid.region(first, last)
+    if not grid.is_sharded:
         yield chunks
         return
     rows, *others = chunks
-    row_bytes = math.prod(shape[1:]) * array.chunks[0] * array.dtype.itemsize
+    row_bytes = math.prod(grid.max_chunk_shape[1:]) * array.chunks[0] * array.dtype.itemsize
     num = array.chunks[0] * max((1 << 26) // max(row_bytes, 1), 1)
     for start in range(rows.start, rows.stop, num):
         yield (slice(start, min(start + num, rows.stop)), *others)
@@ -355,6 +442,7 @@ def _report_listing(
     errors = [each.name for each in beside if each.kind == "error"]
     for error in errors:
         report.add_problem(f"a folder of chunks can't be listed: {error}")
+    _report_leftovers(array, [each.name for each in beside if each.kind == "leftover"], report)
     others = [each.name for each in beside if each.kind == "other"]
     others += _report_misnamed(array, beside, report)
     num_chunks = report.num_chunks
@@ -375,6 +463,22 @@ def _report_listing(
         more = ", ..." if len(others) > 3 else ""
         note = f"zarr does not read {files}, because no chunk has such a name: {names}{more}"
         report.notes.append(note)
+
+
+def _report_leftovers(array: AnyArray, names: list[str], report: ArrayReport) -> None:
+    """Report the temporary files that writes have left, and how to remove them."""
+    if not names:
+        return
+    listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    folder = local_path(array.store, array.path)
+    how = ""
+    if folder is not None and os.name == "posix":
+        how = f": find {shlex.quote(str(folder))} -type f -name '*.*.partial' -delete"
+    files = "file is a leftover" if len(names) == 1 else "files are leftovers"
+    report.notes.append(
+        f"{len(names)} {files} of killed writes, or of writes that are not finished: {listed}; "
+        f"remove them while nobody writes{how}"
+    )
 
 
 def _report_misnamed(array: AnyArray, beside: list[Listed], report: ArrayReport) -> list[str]:

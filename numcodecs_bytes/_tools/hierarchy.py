@@ -182,7 +182,7 @@ def _stale_metadata(
         if isinstance(stated, Exception):
             yield f"{of_group} have it in a way that zarr can't open: {_REMEDY}"
         elif names := differing(own, stated):
-            yield f"{of_group} differ from its own in {names}: {_REMEDY}"
+            yield f"{of_group} differ from its own in {names}: if its own are right, {_REMEDY}"
 
 
 def _as_zarr_writes(document: JSONObject | Broken, store_path: StorePath) -> JSONObject:
@@ -203,8 +203,10 @@ def _deleted_arrays(
     """Yield the path of each array that only consolidated metadata have, and the problem."""
     for group, zarr_format, arrays in consolidated:
         name = ".zarray" if zarr_format == 2 else "zarr.json"
-        problem = f"it has no {name}, but the consolidated metadata of group /{group} have it"
+        problem = f"it has no {name}, but the consolidated metadata of group /{group} have it: "
+        # They may be the only ones that are left.
+        problem += f"if it was deleted, {_REMEDY}; if {name} was lost, write it from them first"
         for path in arrays:
             # A folder that two paths lead to is found under one of them.
             if path not in found and document_at(store, join(path, name)) is None:
-                yield path, f"{problem}: {_REMEDY}"
+                yield path, problem

@@ -22,6 +22,7 @@ from numcodecs_bytes._core.catch import async_value_or_error, value_or_error
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._sources.files import FileExtent, length_of_file
 from numcodecs_bytes._sources.stores import find_extent, only_states_lengths
+from numcodecs_bytes._tools.arrays import Grid
 from numcodecs_bytes._tools.documents import METADATA, join, local_path, walk
 from numcodecs_bytes._tools.reporting import describe_error
 from numcodecs_bytes._zarr_api.file_systems import reference_to, references_of
@@ -32,6 +33,8 @@ ChunkCoords = tuple[int, ...]
 MAX_UNLISTED = 10_000
 # The names of chunks under all chunk key encodings.
 _CHUNK = re.compile(r"c|(c[./])?[0-9]+([./][0-9]+)*")
+# The temporary names of zarr, and of this package, for whole chunks and in place.
+_LEFTOVER = re.compile(r"\.[0-9a-f]+(\.in-place)?\.partial$")
 
 
 class StoredChunk(NamedTuple):
@@ -48,8 +51,8 @@ class Listed(NamedTuple):
 
     # "misnamed": a file with the name of a chunk under another chunk key encoding. "error": a
     # folder can't be listed, so that chunks may be missed. "unlisted": nothing is listed, so that
-    # names of chunks are tried.
-    kind: Literal["chunk", "misnamed", "metadata", "other", "error", "unlisted"]
+    # names of chunks are tried. "leftover": a write that was killed has left the file.
+    kind: Literal["chunk", "misnamed", "metadata", "leftover", "other", "error", "unlisted"]
     name: str = ""  # the name of a file in that folder, or what an error says
     chunk_coords: ChunkCoords = ()
 
@@ -61,17 +64,9 @@ class _Size(NamedTuple):
     error: Exception | None = None
 
 
-def grid_of(array: AnyArray) -> list[int]:
-    """Return how many chunks, or shards, an array has along each axis."""
-    chunk_shape = array.shards or array.chunks
-    if 0 in chunk_shape and array.size:
-        raise ValueError(f"its chunk shape is {chunk_shape}: expected at least 1 along each axis")
-    return [-(-size // max(n, 1)) for size, n in zip(array.shape, chunk_shape, strict=True)]
-
-
 def find_chunks(array: AnyArray) -> Iterator[StoredChunk | Listed]:
     """Yield the chunks of an array that exist, and what else is found on the way."""
-    found = _listed(array, grid_of(array))
+    found = _listed(array, Grid.of(array).shape)
     while batch := list(itertools.islice(found, 64)):
         yield from (each for each in batch if each.kind != "chunk")
         yield from chunks_at(array, [each.chunk_coords for each in batch if each.kind == "chunk"])
@@ -181,6 +176,8 @@ def _named_in_folder(array: AnyArray, grid: list[int]) -> Iterator[Listed]:
             yield Listed("chunk", name, chunk_coords)  # it may be a folder
         elif is_in_grid and _CHUNK.fullmatch(name):
             yield Listed("misnamed", name, chunk_coords)
+        elif _LEFTOVER.search(name):
+            yield Listed("leftover", name)
         elif name and not name.endswith("/"):
             yield Listed("metadata" if METADATA.fullmatch(name) else "other", name)
 

@@ -85,7 +85,7 @@ def _masks(attributes: JSONObject, dtype: AnyDType, fill_value: Any) -> tuple[JS
             if (dtype.kind, attributes.get("_Unsigned")) in (("i", "true"), ("u", "false")):
                 # xarray reads it as a signed integer, whether or not it reads the elements as such.
                 value = np.array(int(value)).astype(f"i{dtype.itemsize}").item()
-            return {"_FillValue": _encode(value, dtype)}, why_dropped
+            return {"_FillValue": encode_mask(value, dtype)}, why_dropped
         except (OverflowError, TypeError, ValueError):
             return {}, f"no {dtype} equals it"
     elif isinstance(value, str) and attributes.get("missing_value", value) == value:
@@ -97,7 +97,7 @@ def _masks(attributes: JSONObject, dtype: AnyDType, fill_value: Any) -> tuple[JS
     )
 
 
-def _encode(value: Any, dtype: AnyDType) -> Any:
+def encode_mask(value: Any, dtype: AnyDType) -> Any:
     """Return the attribute `_FillValue` that makes xarray mask a number in Zarr v3."""
     if isinstance(value, str):  # the types below would parse it
         raise TypeError(f"expected a number, got {value!r}")
@@ -105,7 +105,7 @@ def _encode(value: Any, dtype: AnyDType) -> Any:
         return base64.standard_b64encode(struct.pack("<d", float(value))).decode()
     if dtype.kind == "c":
         number = complex(value)
-        return [_encode(real, np.dtype("f8")) for real in (number.real, number.imag)]
+        return [encode_mask(real, np.dtype("f8")) for real in (number.real, number.imag)]
     as_stored = bool(value) if dtype.kind == "b" else int(value)
     if as_stored != value:
         raise ValueError(f"no {dtype} equals {value!r}")
@@ -132,5 +132,5 @@ def how_to_decode(value: Any, dtype: AnyDType) -> str:
     with contextlib.suppress(OverflowError, TypeError, ValueError):  # it is no number, or several
         (number,) = np.ravel(value).tolist()
         if isinstance(number, bool | int | float):
-            return f"replace it with {json.dumps(_encode(number, dtype))}"
+            return f"replace it with {json.dumps(encode_mask(number, dtype))}"
     return "remove it, or rename it to missing_value"

@@ -17,6 +17,7 @@ from numcodecs_bytes._core.dtypes import Array, UInt8Array, UInt64Array
 from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave_to_zarr
 from numcodecs_bytes._plan.plan import RunPlan, plan_of, selection_shape
 from numcodecs_bytes._runtime.threads import IsWanted
+from numcodecs_bytes._sources.files import first_bytes
 from numcodecs_bytes._write import locks, write_file
 from numcodecs_bytes._write.chunk_write import ChunkWrite, ValuesError
 from numcodecs_bytes._write.locks import Lock, LockedError, LockedFile, ReplacedError
@@ -188,7 +189,9 @@ class ChunkFile(WritableFile[RunPlan]):
 
     def _find_space(self, file: LockedFile) -> FileSpace:
         if file.num_bytes != self._layout.num_bytes:
-            self._layout.check_length(file.num_bytes, name_of_chunk(self.chunk.request.byte_getter))
+            name = name_of_chunk(self.chunk.request.byte_getter)
+            start = first_bytes(file.descriptor, 0, file.num_bytes)
+            self._layout.check_length(file.num_bytes, name, start)
         return FileSpace(file, [PlacedElements(self._plan.runs, self._plan.elements)])
 
     def _lay_out(self, new: WrittenFile, old: FileSpace) -> Sequence[PlacedElements]:

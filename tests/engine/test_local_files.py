@@ -29,7 +29,7 @@ from helpers import (
 from zarr.core.buffer import cpu
 
 import numcodecs_bytes
-from numcodecs_bytes._core.dtypes import LengthError
+from numcodecs_bytes._core.lengths import LengthError
 from numcodecs_bytes._runtime import threads
 from numcodecs_bytes._sources import files, stores
 

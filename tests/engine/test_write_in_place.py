@@ -585,7 +585,7 @@ class TestAdvice:
         ):
             damage()
             said = self.refused(zarr.open_array(tmp_path))
-            assert said.endswith("restore the shard, or remove it and write it again")
+            assert said.endswith("if the metadata state wrong codecs, correct them")
 
     def test_for_what_is_read_only(self, tmp_path, monkeypatch):
         """zarr can't write there either."""
