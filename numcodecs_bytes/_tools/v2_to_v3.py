@@ -83,12 +83,12 @@ def _metadata_of(old: JSONObject) -> ArrayV2Metadata:
 def _configurations(name: str, dtype: AnyDType, *, has_filters: bool) -> list[JSONObject]:
     """Return how the codec that stores elements as bytes may be configured, to be tried out.
 
-    Filters may change the byte order, even from none to one.
+    Filters may change the byte order, even from none to one, which not every zarr insists on being
+    told. Where elements are single bytes, zarr ignores it.
     """
-    has_endian = name == "bytes" and has_byte_order(dtype)
-    endians = ["little", "big"] if has_endian or has_filters else []
-    with_endian = [{"configuration": {"endian": endian}} for endian in endians]
-    return with_endian if has_endian else [{}, *with_endian]
+    if name == "bytes" and (has_filters or has_byte_order(dtype)):
+        return [{"configuration": {"endian": endian}} for endian in ("little", "big")]
+    return [{}]
 
 
 def _refuse_mixed_byte_orders(dtype: AnyDType) -> None:
