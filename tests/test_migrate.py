@@ -407,7 +407,14 @@ class TestHierarchies:
         migrated(folder)
         file, expected = folder / path / "zarr.json", written_in(folder)
         whole = file.read_bytes()
-        for raw in (b"", b"{", whole[: len(whole) // 2], whole[:-1], bytes(9), whole[:9] + bytes(9)):
+        for raw in (
+            b"",
+            b"{",
+            whole[: len(whole) // 2],
+            whole[:-1],
+            bytes(9),
+            whole[:9] + bytes(9),
+        ):
             file.write_bytes(raw)
             assert statuses(folder)[path] == "migrated"
             assert written_in(folder) == expected
@@ -432,7 +439,9 @@ class TestHierarchies:
 
         def failing():
             with pytest.raises(OSError, match="x/zarr.json can't be written: "):
-                migrate(Full(zarr.storage.LocalStore(folder)), overwrite=True, exclude=["y", "deep"])
+                migrate(
+                    Full(zarr.storage.LocalStore(folder)), overwrite=True, exclude=["y", "deep"]
+                )
 
         failing()
         assert written_in(folder) == {}
@@ -720,6 +729,21 @@ class TestCheck:
         for name, problem in zip([*names, "list of codecs"], found, strict=True):
             assert problem.startswith(f".zarray and zarr.json disagree: the {name} is ")
         assert problem.endswith("bytes(endian=big) in .zarray, bytes(endian=little) in zarr.json")
+
+    def test_attributes_are_compared_once(self, folder):
+        """They were requested for each consolidated group above an array."""
+        requested = []
+
+        class Counting(zarr.storage.LocalStore):
+            async def get(self, key, *args, **kwargs):
+                requested.append(key)
+                return await super().get(key, *args, **kwargs)
+
+        consolidate(folder)
+        zarr.consolidate_metadata(folder, path="deep/in", zarr_format=2)
+        assert [report.path for report in check(Counting(folder))] == sorted(ARRAYS)
+        # Once to open the array, and once to compare.
+        assert {requested.count(f"{name}/.zattrs") for name in ARRAYS} == {2}
 
     def test_settings_and_names_of_codecs(self, tmp_path):
         """Those of filters affect the values, unlike the level and the name of a compressor."""

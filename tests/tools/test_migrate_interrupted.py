@@ -89,7 +89,7 @@ EXCLUDE = ("--exclude", "deep/y")
 @pytest.mark.parametrize(
     "options", [(), ("--undo",), pytest.param(EXCLUDE, marks=pytest.mark.long)], ids=str
 )
-@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.parametrize("scheme", ["", pytest.param("file://", marks=pytest.mark.long)])
 def test_killed(tmp_path, path, options, scheme):
     if "--undo" in options:
         migrate(path)
@@ -122,7 +122,7 @@ def test_in_parallel(path, options):
     assert_completed(path, options)
 
 
-LOCATIONS = ["{}", "file://{}", "local://{}"]
+LOCATIONS = ["{}", "file://{}", pytest.param("local://{}", marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("location", LOCATIONS)
