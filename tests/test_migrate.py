@@ -48,7 +48,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Consolidated metadata",
     "ignore:Numcodecs codecs are not in the Zarr version 3",
 )
-# .zarray with random filters, and the zarr.json of each, or null if versions of zarr disagree on it.
+# .zarray with random filters, and the zarr.json of each, or null if versions of zarr disagree.
 FILTERS = Path(__file__).parent / "fixtures" / "migrated_filters.json"
 BIG = [("a", ">i4"), ("b", ">f8"), ("c", "?"), ("d", "S3"), ("e", [("f", ">u2"), ("g", ">U2")])]
 LITTLE = [("a", "<i4"), ("b", "<f8"), ("c", "?")]
@@ -498,7 +498,7 @@ class TestHierarchies:
 
             for i in range(number):
                 zarr.create_group(tmp_path / f"{number}/{i}", zarr_format=2)
-                write_v2(tmp_path / f"{number}/{i}/x", None, "<f4", **{"shape": "x", "chunks": [1]})
+                write_v2(tmp_path / f"{number}/{i}/x", None, "<f4", shape="x", chunks=[1])
             zarr.create_group(tmp_path / str(number), zarr_format=2)
             previous = sys.gettrace()
             sys.settrace(trace)

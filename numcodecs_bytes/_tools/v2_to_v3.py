@@ -166,8 +166,8 @@ def _refuse_ambiguous_filters(filters: Codecs, dtype: AnyDType) -> None:
     is_of_bools = dtype.kind == "b" and (has_big_endian or "packbits" in names[1:] + names[:-1])
     if is_of_bools or (has_big_endian and "quantize" in names):
         raise ValueError(
-            f"in Zarr v3, versions of zarr read {dtype} behind {', '.join(names)} differently: copy "
-            "the array to one with other filters"
+            f"in Zarr v3, versions of zarr read {dtype} behind {', '.join(names)} differently: "
+            "copy the array to one with other filters"
         )
 
 
