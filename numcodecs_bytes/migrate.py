@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import zarr
 import zarr.storage
@@ -26,9 +26,11 @@ from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._tools.documents import (
     METADATA_NAMES,
     Broken,
+    Document,
     as_json,
     differing,
     document_at,
+    groups_above,
     join,
     names_in,
     walk,
@@ -49,7 +51,16 @@ __all__ = ["NodeReport", "migrate"]
 T = TypeVar("T")
 
 _Documents = dict[str, JSONObject | Broken]  # the metadata documents of a node that exist, by name
-_Changes = dict[str, JSONObject | None]  # by key: a document to write, or None to remove it
+
+
+class _Change(NamedTuple):
+    """What becomes of a `zarr.json`."""
+
+    document: JSONObject | None  # None to remove it
+    previous: JSONObject | None = None  # what it replaces, if that is intact
+
+
+_Changes = dict[str, _Change]  # by key
 _PLANNED = {"migrated": "to be migrated", "undone": "to be undone"}  # statuses in a dry run
 
 
@@ -106,8 +117,8 @@ def migrate(  # noqa: PLR0913 # the options of the command
     overwrite : bool
         Whether to replace existing Zarr v3 metadata that differs, unless it says more.
     undo : bool
-        Whether to remove Zarr v3 metadata that equals what would be written. If a node is kept, so
-        are the topmost Zarr v3 group above it and all nodes below that.
+        Whether to remove Zarr v3 metadata that equals what would be written. If a node with Zarr v2
+        metadata is kept, so are the topmost Zarr v3 group above it and all nodes below that.
     exclude : collection of str
         Paths of arrays and groups that stay as they are, with all nodes below them.
     progress : optional
@@ -160,15 +171,21 @@ def _plan(
     return _Migration(store, nodes, excluded, overwrite).plan(progress)
 
 
-def _write(store: Store, changes: _Changes, progress: ProgressBar | None, again: str) -> None:
-    for key, document in _counted(changes.items(), progress, "writing", len(changes)):
-        error = value_or_error(_put, store, key, document)
+def _write(store: Store, changes: _Changes, progress: ProgressBar | None, command: str) -> None:
+    for key, change in _counted(changes.items(), progress, "writing", len(changes)):
+        error = value_or_error(_put, store, key, change.document)
         if isinstance(error, Exception):
+            # Half a zarr.json would hide intact Zarr v2 metadata. To mend that may fail, too.
+            written = document_at(store, key)
+            if change.document is not None and _is_beginning(written, change.document):
+                value_or_error(_put, store, key, change.previous)
             # The error may name zarr's temporary file, which has a random name.
             why = f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
-            raise OSError(
-                f"{key} can't be written: {why}; fix that and run {again} again to finish"
-            ) from error
+            advice = f"fix that and run {command} again to finish"
+            protocol = getattr(getattr(store, "fs", None), "protocol", ())
+            if "http" in protocol or isinstance(error, NotImplementedError):
+                advice = f"web servers are rarely writable: run {command} on a copy in a folder"
+            raise OSError(f"{key} can't be written: {why}; {advice}") from error
 
 
 def _counted(
@@ -218,17 +235,13 @@ def _has_v2(documents: _Documents) -> bool:
     return ".zarray" in documents or ".zgroup" in documents
 
 
-def _above(path: str) -> Iterator[str]:
-    """Yield the paths of the groups above a node, the root last."""
-    while path:
-        path = path.rpartition("/")[0]
-        yield path
-
-
-def _below(path: str, paths: Iterable[str]) -> list[str]:
-    """Return those paths that are below a group."""
-    prefix = f"{path}/".lstrip("/")
-    return [other for other in paths if other != path and other.startswith(prefix)]
+def _nodes_below(nodes: dict[str, _Documents]) -> dict[str, dict[str, _Documents]]:
+    """Return the nodes below each group, by their paths."""
+    below: dict[str, dict[str, _Documents]] = {path: {} for path in nodes}
+    for path, documents in nodes.items():
+        for group in groups_above(path):
+            below.setdefault(group, {})[path] = documents
+    return below
 
 
 def _plan_undo(
@@ -236,12 +249,18 @@ def _plan_undo(
 ) -> tuple[list[NodeReport], _Changes]:
     """Return the outcome for each node, and the documents to remove, those of groups first.
 
-    All nodes of a Zarr v3 group are kept if one of them is.
+    All nodes of a Zarr v3 group are kept if one of them is. A node without Zarr v2 metadata does
+    not keep the groups above it: those of Zarr v2 did not show it either.
     """
     of_v3 = {path: documents for path, documents in nodes.items() if "zarr.json" in documents}
-    items = _counted(of_v3.items(), progress, "comparing", len(of_v3))
-    reasons = {path: _why_kept(documents) for path, documents in items}
-    topmost = {path: [top for top in (path, *_above(path)) if top in of_v3][-1] for path in of_v3}
+    below = _nodes_below(nodes)
+    items = _counted(of_v3, progress, "comparing", len(of_v3))
+    reasons = {path: _why_kept(path, of_v3[path], below[path]) for path in items}
+    topmost: dict[str, str] = {}
+    for path, documents in of_v3.items():  # parents before their children
+        above = next((topmost[group] for group in groups_above(path) if group in topmost), path)
+        is_apart = not _has_v2(documents) and _has_v2(of_v3[above])
+        topmost[path] = path if is_apart else above
     # The first node that is kept below each topmost group.
     first_kept = {topmost[path]: path or "/" for path in reversed(of_v3) if reasons[path]}
     reports: list[NodeReport] = []
@@ -253,23 +272,29 @@ def _plan_undo(
             other = f"the same Zarr v3 group has {first_kept[topmost[path]]}, which is kept"
             report.status, report.reasons = "kept", [reasons[path] or other]
         elif path in of_v3:
-            report.status, changes[join(path, "zarr.json")] = "undone", None
+            report.status, changes[join(path, "zarr.json")] = "undone", _Change(None)
     return reports, changes
 
 
-def _why_kept(documents: _Documents) -> str:
+def _why_kept(path: str, documents: _Documents, below: dict[str, _Documents]) -> str:
     """Return why the Zarr v3 metadata of a node are not what `migrate` writes, or ""."""
     if not _has_v2(documents):
-        return "it has no Zarr v2 metadata"
-    names = value_or_expected_error(_names_that_differ, documents)
+        return "it has only Zarr v3 metadata, so Zarr v2 groups do not show it: open it by its path"
+    names = value_or_expected_error(_names_that_differ, path, documents, below)
     if isinstance(names, Exception):
         return explain_error(names)
     return names and f"zarr.json differs from what migrate writes in {names}"
 
 
-def _names_that_differ(documents: _Documents) -> str:
-    intact = _intact(documents)
-    return differing(_without_consolidated(intact["zarr.json"]), _convert(intact, []))
+def _names_that_differ(path: str, documents: _Documents, below: dict[str, _Documents]) -> str:
+    incomplete, intact = _intact(documents)
+    document = _convert(intact, [])
+    if incomplete is None:
+        return differing(_without_consolidated(intact["zarr.json"]), document)
+    if ".zmetadata" in intact:
+        document = _consolidated(path, document, below)
+    _refuse_unless_beginning(incomplete, document)
+    return ""
 
 
 @dataclass
@@ -283,6 +308,10 @@ class _Migration:
     reports: list[NodeReport] = field(default_factory=list)
     changes: _Changes = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._below = _nodes_below(self.nodes)
+        self._refused: set[str] = set()
+
     def plan(self, progress: ProgressBar | None) -> tuple[list[NodeReport], _Changes]:
         """Plan to migrate all nodes that have Zarr v2 metadata, each after all nodes below it."""
         items = reversed(self.nodes.items())
@@ -295,7 +324,7 @@ class _Migration:
 
     def _plan_node(self, report: NodeReport, documents: _Documents) -> None:
         path, existing = report.path, documents.get("zarr.json")
-        if not self.excluded.isdisjoint([path, *_above(path)]):
+        if not self.excluded.isdisjoint([path, *groups_above(path)]):
             report.status = "excluded"
             how_to_open = (
                 "it stays in Zarr v2, so it does not show in Zarr v3 groups: open it by its own "
@@ -306,27 +335,24 @@ class _Migration:
         document = value_or_expected_error(self._document, path, documents, report.notes)
         if isinstance(document, Exception):
             report.status, report.reasons, report.notes = "refused", [explain_error(document)], []
+            self._refused.add(path)
             return
-        if not isinstance(existing, dict) or differing(existing, document):
-            documents["zarr.json"] = self.changes[join(path, "zarr.json")] = document
+        previous = existing if isinstance(existing, dict) else None
+        if previous is None or differing(previous, document):
+            documents["zarr.json"] = document
+            self.changes[join(path, "zarr.json")] = _Change(document, previous)
             report.status = "migrated"
 
     def _document(self, path: str, documents: _Documents, notes: list[str]) -> JSONObject:
         """Return the document that a node needs, or raise the error that prevents its migration."""
-        intact = _intact(documents)
+        incomplete, intact = _intact(documents)
         document, existing = _convert(intact, notes), intact.get("zarr.json")
         if existing is None or differing(_without_consolidated(existing), document):
             if ".zarray" in intact:
                 compare(zarr.storage.StorePath(self.store, path), intact[".zarray"], document)
             if existing is not None:
                 self._refuse_to_replace(path, intact, document)
-            refused = [report.path for report in self.reports if report.status == "refused"]
-            if hidden := _below(path, refused):
-                raise ValueError(
-                    "its Zarr v3 metadata would hide nodes below it that could not be migrated: "
-                    f"{', '.join(sorted(hidden))}; to migrate it without them, exclude those that "
-                    "can't be migrated (--exclude PATH)"
-                )
+            self._refuse_to_hide(path)
             data_type = document.get("data_type")
             if not HAS_STRUCT and isinstance(data_type, dict) and data_type["name"] == "struct":
                 raise ValueError(
@@ -335,8 +361,21 @@ class _Migration:
                 )
         # zarr before 3.1.4 writes null where there is none.
         if ".zmetadata" in intact or (existing or {}).get("consolidated_metadata") is not None:
-            return _consolidated(path, document, self.nodes)
+            document = _consolidated(path, document, self._below[path])
+        if incomplete is not None:
+            _refuse_unless_beginning(incomplete, document)
         return document
+
+    def _refuse_to_hide(self, path: str) -> None:
+        """Raise ValueError if a node below a group could not be migrated."""
+        hidden = [other for other in self._below[path] if other in self._refused]
+        if hidden:
+            others = f", and {len(hidden) - 10} more" if len(hidden) > 10 else ""
+            raise ValueError(
+                "its Zarr v3 metadata would hide nodes below it that could not be migrated: "
+                f"{', '.join(sorted(hidden)[:10])}{others}; to migrate it without them, exclude "
+                "those that can't be migrated (--exclude PATH)"
+            )
 
     def _refuse_to_replace(
         self, path: str, documents: dict[str, JSONObject], document: JSONObject
@@ -345,11 +384,11 @@ class _Migration:
         existing = _without_consolidated(documents["zarr.json"])
         # zarr's own tool keeps attributes that are converted here.
         v2_attributes = [*documents.get(".zattrs", {}).items(), *document["attributes"].items()]
-        without_v2 = [node for node, others in self.nodes.items() if not _has_v2(others)]
+        below = self._below[path].items()
         only_in_v3 = [
             *_members_only_in(existing, document),
             *_attributes_only_in(existing, v2_attributes),
-            *(f"node {node}" for node in _below(path, without_v2)),
+            *(f"node {node}" for node, others in below if not _has_v2(others)),
         ]
         if only_in_v3:
             raise ValueError(
@@ -388,14 +427,34 @@ def _attributes_only_in(
     )
 
 
-def _intact(documents: _Documents) -> dict[str, JSONObject]:
-    """Return the documents of a node, or raise the error of one that is broken."""
-    intact: dict[str, JSONObject] = {}
+def _intact(documents: _Documents) -> tuple[Broken | None, dict[str, JSONObject]]:
+    """Return a node's `zarr.json` that is no JSON, perhaps incomplete, and its other documents.
+
+    Raises the error of a document that is broken in another way.
+    """
+    incomplete, intact = None, dict[str, JSONObject]()
     for name, document in documents.items():
-        if isinstance(document, Broken):
+        if not isinstance(document, Broken):
+            intact[name] = document
+        elif name == "zarr.json" and document.raw is not None:
+            incomplete = document
+        else:
             raise document.error
-        intact[name] = document
-    return intact
+    return incomplete, intact
+
+
+def _is_beginning(written: Document, document: JSONObject) -> bool:
+    """Whether what is stored is empty, or only the beginning of a document.
+
+    That remains of an interrupted write, or with a full disk. After a crash, zeros may follow.
+    """
+    raw = written.raw if isinstance(written, Broken) else None
+    return raw is not None and _as_stored(document).startswith(raw.rstrip(b"\0"))
+
+
+def _refuse_unless_beginning(incomplete: Broken, document: JSONObject) -> None:
+    if not _is_beginning(incomplete, document):
+        raise incomplete.error
 
 
 def _convert(documents: dict[str, JSONObject], notes: list[str]) -> JSONObject:
@@ -422,11 +481,11 @@ def _without_consolidated(document: JSONObject) -> JSONObject:
     return {name: value for name, value in document.items() if name != "consolidated_metadata"}
 
 
-def _consolidated(path: str, document: JSONObject, nodes: dict[str, _Documents]) -> JSONObject:
+def _consolidated(path: str, document: JSONObject, below: dict[str, _Documents]) -> JSONObject:
     """Return a group's document with the documents of all nodes below it consolidated in it."""
     store = zarr.storage.MemoryStore()
-    for other in _below(path, nodes):
-        other_document = nodes[other].get("zarr.json")
+    for other, documents in below.items():
+        other_document = documents.get("zarr.json")
         if isinstance(other_document, Broken):
             raise other_document.error
         if other_document is not None:
@@ -442,5 +501,8 @@ def _put(store: Store, key: str, document: JSONObject | None) -> None:
     if document is None:
         sync(store.delete(key))
     else:
-        raw = json.dumps(document, indent=2).encode()
-        sync(store.set(key, cpu.Buffer.from_bytes(raw)))
+        sync(store.set(key, cpu.Buffer.from_bytes(_as_stored(document))))
+
+
+def _as_stored(document: JSONObject) -> bytes:
+    return json.dumps(document, indent=2).encode()

@@ -1,8 +1,12 @@
 """Zarr v2 hierarchies made Zarr v3: values are the same, chunks are not touched."""
 
+import functools
+import http.server
 import json
 import os
 import subprocess
+import sys
+import threading
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -29,7 +33,10 @@ from helpers import (
 from zarr.metadata.migrate_v3 import migrate_v2_to_v3
 
 import numcodecs_bytes
+import numcodecs_bytes.migrate as migrate_module
 from numcodecs_bytes.__main__ import main
+from numcodecs_bytes._tools.locations import open_store
+from numcodecs_bytes._tools.v2_to_v3 import v3_document
 from numcodecs_bytes.check import check
 from numcodecs_bytes.migrate import migrate
 
@@ -41,6 +48,8 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Consolidated metadata",
     "ignore:Numcodecs codecs are not in the Zarr version 3",
 )
+# .zarray with random filters, and the zarr.json of each, or null if versions of zarr disagree.
+FILTERS = Path(__file__).parent / "fixtures" / "migrated_filters.json"
 BIG = [("a", ">i4"), ("b", ">f8"), ("c", "?"), ("d", "S3"), ("e", [("f", ">u2"), ("g", ">U2")])]
 LITTLE = [("a", "<i4"), ("b", "<f8"), ("c", "?")]
 STRUCTURES = [BIG if has_nested_structures() else BIG[:-1], LITTLE] if HAS_STRUCT else []
@@ -164,6 +173,15 @@ class TestArrays:
         expected = array[:].tolist()
         if statuses(tmp_path) == {"": "migrated"}:
             assert zarr.open_array(tmp_path, zarr_format=3)[:].tolist() == expected
+
+    def test_every_version_of_zarr_writes_the_same(self):
+        """zarr 3.1.6 took no endian behind `astype`, and zarr 3.4 could not open that."""
+        for old, expected in json.loads(FILTERS.read_text()):
+            if expected is None:
+                with pytest.raises(ValueError, match="versions of zarr read"):
+                    v3_document(old)
+            else:
+                assert json.loads(json.dumps(v3_document(old))) == expected
 
     @pytest.mark.parametrize(
         "dtype", ["<c8", "<U3", ">i4", "<f4", "|S3", "|V3", "|b1", ">M8[s]", ()]
@@ -374,13 +392,125 @@ class TestHierarchies:
         assert statuses(folder, overwrite=True)[path] == ("refused" if what else "migrated")
         assert (written_in(folder) == before) == bool(what)
 
-    @pytest.mark.parametrize("raw", ["{", "[1]", "null"])
+    @pytest.mark.parametrize("raw", ["{}}", "[1]", "null", '{"attributes": {"a', "\0 "])
     def test_broken_metadata_is_kept(self, folder, raw):
         migrated(folder)
         (folder / "x/zarr.json").write_text(raw)
         assert statuses(folder)["x"] == "refused"
         assert statuses(folder, undo=True)["x"] == "kept"
         assert (folder / "x/zarr.json").read_text() == raw
+
+    @pytest.mark.parametrize("path", ["x", "deep/in", ""])
+    def test_what_an_interrupted_write_leaves_is_replaced_or_undone(self, folder, path):
+        """It was neither, and the array or group could not be opened."""
+        consolidate(folder)
+        migrated(folder)
+        file, expected = folder / path / "zarr.json", written_in(folder)
+        whole = file.read_bytes()
+        for raw in (
+            b"",
+            b"{",
+            whole[: len(whole) // 2],
+            whole[:-1],
+            bytes(9),
+            whole[:9] + bytes(9),
+        ):
+            file.write_bytes(raw)
+            assert statuses(folder)[path] == "migrated"
+            assert written_in(folder) == expected
+            file.write_bytes(raw)
+            assert set(statuses(folder, undo=True).values()) == {"undone"}
+            assert written_in(folder) == {}
+            migrate(folder)
+
+    def test_a_store_that_writes_half_a_document(self, folder):
+        """What was there before is there again, or nothing; whole ones of others are kept."""
+
+        class Full(zarr.storage.WrapperStore):
+            num_failures = 0
+
+            async def set(self, key, value):
+                self.num_failures += 1
+                half = len(value) // 2 if key == "x/zarr.json" else len(value)
+                num_bytes = half if self.num_failures == 1 else len(value)
+                await super().set(key, type(value).from_bytes(value.to_bytes()[:num_bytes]))
+                if self.num_failures == 1:
+                    raise OSError(28, "No space left on device", key)
+
+        def failing():
+            with pytest.raises(OSError, match="x/zarr.json can't be written: "):
+                migrate(
+                    Full(zarr.storage.LocalStore(folder)), overwrite=True, exclude=["y", "deep"]
+                )
+
+        failing()
+        assert written_in(folder) == {}
+        migrated(folder)
+        edited(folder / "x/zarr.json", fill_value=7)
+        before = written_in(folder)
+        failing()
+        assert json.loads((folder / "x/zarr.json").read_text()) == json.loads(before["x"])
+        (folder / "x/zarr.json").unlink()
+        (folder / "y/zarr.json").unlink()
+        with pytest.raises(OSError, match="y/zarr.json can't be written: "):
+            migrate(Full(zarr.storage.LocalStore(folder)))
+        assert written_in(folder)["y"] == before["y"]
+
+    @pytest.mark.parametrize("kind", ["file://", "local://", "a store"])
+    def test_local_folders_of_fsspec_are_written_like_folders(self, folder, kind):
+        """fsspec opens the file itself for writing: a full disk or a kill leaves half of it."""
+        pytest.importorskip("fsspec")
+        of_url = zarr.storage.FsspecStore.from_url
+        location = of_url(f"file://{folder}") if kind == "a store" else f"{kind}{folder}"
+        opened = open_store(location, read_only=False)
+        assert isinstance(opened, zarr.storage.LocalStore)
+        assert opened.root == folder
+        assert set(statuses(folder, dry_run=True).values()) == {"to be migrated"}
+        assert {report.status for report in migrate(location)} == {"migrated"}
+        with pytest.raises(FileNotFoundError, match="there is no such file or folder"):
+            migrate(f"file://{folder}/nowhere")
+        with pytest.raises(ValueError, match="this is a file: migrate needs a folder"):
+            migrate(f"file://{folder}/x/0")
+
+    def test_a_web_server(self, folder):
+        """The advice was to fix status 501, and to run migrate again."""
+        pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
+        handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            url = f"http://127.0.0.1:{server.server_port}/"
+            assert {each.status for each in migrate(url, dry_run=True)} == {"to be migrated"}
+            advice = "web servers are rarely writable: run migrate on a copy in a folder$"
+            with pytest.raises(OSError, match=advice):
+                migrate(url)
+            server.shutdown()
+
+    def test_many_refused_nodes(self, tmp_path):
+        """Each group compared its path with those of all nodes that were refused before."""
+
+        def num_lines(number):
+            count = 0
+
+            def trace(frame, event, _):
+                nonlocal count
+                count += event == "line"
+                return trace if frame.f_code.co_filename == migrate_module.__file__ else None
+
+            for i in range(number):
+                zarr.create_group(tmp_path / f"{number}/{i}", zarr_format=2)
+                write_v2(tmp_path / f"{number}/{i}/x", None, "<f4", shape="x", chunks=[1])
+            zarr.create_group(tmp_path / str(number), zarr_format=2)
+            previous = sys.gettrace()
+            sys.settrace(trace)
+            try:
+                reports = migrate(tmp_path / str(number))
+            finally:
+                sys.settrace(previous)
+            assert {report.status for report in reports} == {"refused"}
+            assert f"/x, and {2 * number - 10} more; to migrate it" in reports[-1].reasons[0]
+            return count
+
+        assert num_lines(40) < 4.4 * num_lines(10)
 
     def test_what_fails_without_a_text_is_not_undone(self, tmp_path, monkeypatch):
         """Its Zarr v3 metadata could not be compared, and were deleted."""
@@ -422,10 +552,24 @@ class TestHierarchies:
         edited(folder / "deep/y/zarr.json", shape=[9])
         zarr.create_array(folder / "new", shape=3, dtype="i1", zarr_format=3)
         found = migrated(folder, undo=True)
-        assert found["new"].reasons == ["it has no Zarr v2 metadata"]
+        assert found["new"].reasons[0].startswith("it has only Zarr v3 metadata")
         undone = [path for path, report in found.items() if report.status == "undone"]
         assert undone == ["x", "y"]
         assert written_in(folder).keys() == {"new", *NODES} - {"", "x", "y"}
+
+    def test_what_is_zarr_v3_alone_does_not_keep_the_rest(self, folder):
+        """It kept all of its group, most of which migrate had written a moment before."""
+        zarr.create_array(folder / "deep/new", shape=3, dtype="i1", zarr_format=3)
+        zarr.create_group(folder / "alone", zarr_format=3)
+        write_v2(folder / "alone/old", None, "<i4")
+        migrated(folder)
+        found = migrated(folder, undo=True)
+        kept = {path for path, report in found.items() if report.status == "kept"}
+        assert kept == {"deep/new", "alone", "alone/old"} == written_in(folder).keys()
+        assert found["deep/new"].reasons[0] == (
+            "it has only Zarr v3 metadata, so Zarr v2 groups do not show it: open it by its path"
+        )
+        assert "the same Zarr v3 group has alone" in found["alone/old"].reasons[0]
 
     def test_consolidated_metadata_is_completed(self, folder):
         """After an interruption, or if there are more nodes."""
@@ -585,6 +729,21 @@ class TestCheck:
         for name, problem in zip([*names, "list of codecs"], found, strict=True):
             assert problem.startswith(f".zarray and zarr.json disagree: the {name} is ")
         assert problem.endswith("bytes(endian=big) in .zarray, bytes(endian=little) in zarr.json")
+
+    def test_attributes_are_compared_once(self, folder):
+        """They were requested for each consolidated group above an array."""
+        requested = []
+
+        class Counting(zarr.storage.LocalStore):
+            async def get(self, key, *args, **kwargs):
+                requested.append(key)
+                return await super().get(key, *args, **kwargs)
+
+        consolidate(folder)
+        zarr.consolidate_metadata(folder, path="deep/in", zarr_format=2)
+        assert [report.path for report in check(Counting(folder))] == sorted(ARRAYS)
+        # Once to open the array, and once to compare.
+        assert {requested.count(f"{name}/.zattrs") for name in ARRAYS} == {2}
 
     def test_settings_and_names_of_codecs(self, tmp_path):
         """Those of filters affect the values, unlike the level and the name of a compressor."""

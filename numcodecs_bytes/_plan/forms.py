@@ -156,15 +156,19 @@ class FormCache:
         num_before = key.index(Ellipsis) if Ellipsis in key else len(key)
         moving_axes: list[MovingAxis] = []
         for number, kind in enumerate(key):
-            span = 1 if kind in _INTEGERS else 0
-            if type(kind) is tuple and len(kind) == 2:
-                length, step = kind
-                span = range(0, length, step or 1)[-1] + 1
-            if span:
+            if span := _span_of(kind):
                 axis = number if number < num_before else num_axes - len(key) + number
                 sizes = self._shape[axis], layout.shape[axis]
                 moving_axes.append(MovingAxis(number, axis, *sizes, span, layout.strides[axis]))
         return moving_axes
+
+
+def _span_of(kind: Any) -> int:
+    """Return how many elements a selector spans that may begin anywhere; 0 for any other."""
+    if isinstance(kind, tuple) and len(kind) == 2:
+        length, step = kind
+        return range(0, length, step or 1)[-1] + 1
+    return int(kind in _INTEGERS)
 
 
 def _at_start(key: FormKey) -> tuple[Any, ...]:

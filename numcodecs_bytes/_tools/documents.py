@@ -40,6 +40,7 @@ class Broken:
     """
 
     error: Exception
+    raw: bytes | None = None  # what is stored, if that is not JSON: perhaps a part of a document
 
 
 # A document that is found, broken, or missing.
@@ -104,6 +105,13 @@ def join(path: str, name: str) -> str:
     return f"{path}/{name}".strip("/")
 
 
+def groups_above(path: str) -> Iterator[str]:
+    """Yield the paths of the groups above a node, the root last."""
+    while path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
 def document_at(store: Store, key: str) -> Document:
     """Return a JSON object in the store; None if it is missing."""
     raw = value_or_error(_read, store, key)
@@ -114,7 +122,7 @@ def document_at(store: Store, key: str) -> Document:
     try:
         return object_of(json.loads(raw), key)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        return Broken(ValueError(f"{key} is not JSON: {error}"))
+        return Broken(ValueError(f"{key} is not JSON: {error}"), raw)
     except RecursionError:
         return Broken(ValueError(f"{key} is nested too deeply"))
     except ValueError:  # its message advises to change a setting of Python

@@ -21,6 +21,7 @@ from numcodecs_bytes._tools.documents import (
     Document,
     differing,
     document_at,
+    groups_above,
     join,
     names_in,
     object_of,
@@ -58,16 +59,17 @@ def find_arrays(store: Store) -> Iterator[FoundArray]:
 
     Raises the store's error if its root can't be read.
     """
-    consolidated: list[_Consolidated] = []
+    consolidated: dict[str, _Consolidated] = {}  # by the paths of the groups
     paths: set[str] = set()
     for folder in walk(store, partial(_visit, store)):
         if folder.consolidated is not None:
-            consolidated.append(folder.consolidated)
+            consolidated[folder.consolidated.group] = folder.consolidated
         for path, document in folder.arrays.items():
             paths.add(path)
-            problems = list(_stale_metadata(store, path, document, consolidated))
+            above = [consolidated[g] for g in groups_above(path) if g in consolidated]
+            problems = list(_stale_metadata(store, path, document, list(reversed(above))))
             yield FoundArray(path, document, problems)
-    for path, problem in _deleted_arrays(store, consolidated, paths):
+    for path, problem in _deleted_arrays(store, list(consolidated.values()), paths):
         yield FoundArray(path, None, [problem])
 
 
@@ -165,16 +167,17 @@ def _stale_metadata(
     if isinstance(document, Broken):
         return
     store_path, zarr_format = StorePath(store, path), document.get("zarr_format")
+    own: JSONObject | Exception | None = None
     for group, consolidated_format, arrays in consolidated:
-        if consolidated_format != zarr_format or (group and not path.startswith(f"{group}/")):
+        if consolidated_format != zarr_format:
             continue
         if path not in arrays:
             yield f"the consolidated metadata of group /{group} lack it: {_REMEDY}"
             continue
-        if zarr_format == 2:
-            attributes = document_at(store, join(path, ".zattrs"))
-            document = document | {"attributes": attributes or {}}
-        own = value_or_error(_as_zarr_writes, document, store_path)
+        if own is None:
+            attributes = document_at(store, join(path, ".zattrs")) if zarr_format == 2 else None
+            of_v2 = {} if zarr_format != 2 else {"attributes": attributes or {}}
+            own = value_or_error(_as_zarr_writes, document | of_v2, store_path)
         if isinstance(own, Exception):  # this is reported of the array
             return
         stated = value_or_error(_as_zarr_writes, arrays[path], store_path)

@@ -18,7 +18,8 @@ from zarr.core.sync import sync
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._tools.documents import METADATA_NAMES
+from numcodecs_bytes._tools.documents import METADATA_NAMES, local_path
+from numcodecs_bytes._zarr_api.file_systems import is_local, unwrapped
 
 # The code that makes references, given the file, its folder, and the file to write.
 _KERCHUNK = "import json; from kerchunk.{} import *; json.dump({}, open({{to!r}}, 'w'){})"
@@ -61,13 +62,15 @@ def open_store(
         if storage_options or icechunk_ref:
             what = "storage_options and icechunk_ref"
             raise ValueError(f"{what} are for paths and URLs, not for open stores")
-        return location
+        return location if read_only else _with_atomic_writes(location)
     location, options = str(location), dict(storage_options or {})
     if not location:  # a variable of the shell was not set; zarr takes it for this folder
         raise ValueError("expected the path or URL of a store, got an empty text")
     store = _open_location(location, options, read_only=read_only)
+    if not read_only:
+        return _with_atomic_writes(store)
     # An error is raised again when the store is read.
-    if read_only and value_or_error(sync, _is_repository(store)) is True:
+    if value_or_error(sync, _is_repository(store)) is True:
         folder = location.removeprefix("file://")
         if "://" in folder:
             bucket, _, prefix = folder.rstrip("/").partition("://")[2].partition("/")
@@ -79,6 +82,16 @@ def open_store(
             f"this is not an Icechunk repository, so it has no {next(iter(icechunk_ref))}"
         )
     return store
+
+
+def _with_atomic_writes(store: Store) -> Store:
+    """Return zarr's own store for a local folder of fsspec's, which may write half a file."""
+    folder = local_path(store, "") if is_local(unwrapped(getattr(store, "fs", None))) else None
+    if folder is None:
+        return store
+    if _is_file(folder):
+        raise ValueError(f"this is a file: {_WRITABLE}")
+    return zarr.storage.LocalStore(folder, read_only=store.read_only)
 
 
 async def _is_repository(store: Store) -> bool:

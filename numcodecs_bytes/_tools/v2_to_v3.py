@@ -45,6 +45,7 @@ def v3_document(old: JSONObject) -> JSONObject:
     metadata = _metadata_of(old)
     dtype = pack_dtype(metadata.dtype.to_native_dtype())
     filters, serializer, of_bytes = _split_codecs(metadata)
+    _refuse_ambiguous_filters(filters, dtype)
     before = [_v3_codec(codec, dtype) for codec in filters]
     after = [_v3_codec(codec, dtype) for codec in of_bytes]
     if metadata.order == "F":
@@ -83,12 +84,12 @@ def _metadata_of(old: JSONObject) -> ArrayV2Metadata:
 def _configurations(name: str, dtype: AnyDType, *, has_filters: bool) -> list[JSONObject]:
     """Return how the codec that stores elements as bytes may be configured, to be tried out.
 
-    Filters may change the byte order, even from none to one.
+    Filters may change the byte order, even from none to one, which not every zarr insists on being
+    told. Where elements are single bytes, zarr ignores it.
     """
-    has_endian = name == "bytes" and has_byte_order(dtype)
-    endians = ["little", "big"] if has_endian or has_filters else []
-    with_endian = [{"configuration": {"endian": endian}} for endian in endians]
-    return with_endian if has_endian else [{}, *with_endian]
+    if name == "bytes" and (has_filters or has_byte_order(dtype)):
+        return [{"configuration": {"endian": endian}} for endian in ("little", "big")]
+    return [{}]
 
 
 def _refuse_mixed_byte_orders(dtype: AnyDType) -> None:
@@ -153,6 +154,21 @@ def _split_codecs(metadata: ArrayV2Metadata) -> tuple[Codecs, Numcodec | None, C
         else:
             filters.append(codec)
     return filters, serializer, of_bytes
+
+
+def _refuse_ambiguous_filters(filters: Codecs, dtype: AnyDType) -> None:
+    """Raise ValueError if one version of zarr would read what another one could not, or not so.
+
+    Versions hand chunks to filters in different byte orders, and differ in how they check packbits.
+    """
+    names = [codec.codec_id for codec in filters]
+    has_big_endian = ">" in "".join(str(codec.get_config()) for codec in filters)
+    is_of_bools = dtype.kind == "b" and (has_big_endian or "packbits" in names[1:] + names[:-1])
+    if is_of_bools or (has_big_endian and "quantize" in names):
+        raise ValueError(
+            f"in Zarr v3, versions of zarr read {dtype} behind {', '.join(names)} differently: "
+            "copy the array to one with other filters"
+        )
 
 
 def _v3_codec(codec: Numcodec, dtype: AnyDType) -> JSONObject:

@@ -83,7 +83,7 @@ def bytes_in_memory(store: Any, path: str) -> UInt8Array | None:
     """
     mapping = store._store_dict
     buffer = mapping.get(path) if type(mapping) is dict else None
-    if type(buffer) is not zarr.core.buffer.cpu.Buffer:
+    if type(buffer) is not cpu.Buffer:
         return None
     raw: Any = buffer.as_array_like()
     is_usual = type(raw) is np.ndarray and raw.dtype == np.uint8 and raw.flags.c_contiguous

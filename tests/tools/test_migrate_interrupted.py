@@ -1,8 +1,10 @@
 """migrate killed, run in parallel and out of space: every node stays readable, in both formats."""
 
 import contextlib
+import os
 import shutil
 import signal
+import subprocess
 from contextlib import closing
 
 import numpy as np
@@ -25,7 +27,7 @@ import os, signal, sys, warnings
 warnings.simplefilter("ignore")
 import numcodecs_bytes.migrate
 from numcodecs_bytes.__main__ import main
-number, kind, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+number, kind, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3].removeprefix("file://")
 num_calls = 0
 def count(event, arguments):
     global num_calls
@@ -87,16 +89,17 @@ EXCLUDE = ("--exclude", "deep/y")
 @pytest.mark.parametrize(
     "options", [(), ("--undo",), pytest.param(EXCLUDE, marks=pytest.mark.long)], ids=str
 )
-def test_killed(tmp_path, path, options):
+@pytest.mark.parametrize("scheme", ["", pytest.param("file://", marks=pytest.mark.long)])
+def test_killed(tmp_path, path, options, scheme):
     if "--undo" in options:
         migrate(path)
-    whole = run(shutil.copytree(path, tmp_path / "whole"), *options)
+    whole = run(scheme + str(shutil.copytree(path, tmp_path / "whole")), *options)
     num_calls = int(whole.stdout.split()[-1])
     assert num_calls >= 6
     for number in range(1, num_calls + 1, 1 if EVERYTHING else 1 + num_calls // 2):
         copy = shutil.copytree(path, tmp_path / str(number))
         kind = "SIGTERM" if number % 2 else "SIGKILL"
-        done = run(copy, *options, number=number, kind=kind)
+        done = run(f"{scheme}{copy}", *options, number=number, kind=kind)
         assert (done.returncode, done.stderr) == (-getattr(signal, kind), "")
         assert_readable(copy, ["deep/y"])
         run(copy, *options, number=2)  # with what the first has left behind
@@ -119,12 +122,44 @@ def test_in_parallel(path, options):
     assert_completed(path, options)
 
 
-def test_out_of_space(path):
+LOCATIONS = ["{}", "file://{}", pytest.param("local://{}", marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_out_of_space(path, location):
     """Files may not grow beyond a number of bytes, as on a full disk."""
-    for num_bytes in (0, 2500):
+    for num_bytes in (0, 100, 2500):
         limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({num_bytes},) * 2)"
-        done = run(path, before=limited)
+        done = run(location.format(path), before=limited)
         assert done.returncode == 2
         assert "can't be written: OSError: File too large; fix that and run" in done.stderr
         assert_readable(path)
     assert_completed(path)
+
+
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_a_full_disk(tmp_path, path, location):
+    """fsspec left half a zarr.json beside an intact .zarray, which could not be opened any more."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = [shutil.which("mount") or "mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    if not shutil.which("mount") or subprocess.run(mount, check=False).returncode:
+        pytest.skip("only root may mount file systems")
+    try:
+        copy = shutil.copytree(path, disk / "a")
+        filler = disk / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        for _ in range(8):  # with room for a file more each time, as another program may leave it
+            done = run(location.format(copy))
+            assert_readable(copy)
+            if done.returncode == 0:
+                break
+            assert "No space left on device; fix that and run migrate again" in done.stderr
+            os.truncate(filler, filler.stat().st_size - 4096)
+        assert done.returncode == 0
+        filler.unlink()
+        assert_completed(copy)
+    finally:
+        subprocess.run([shutil.which("umount"), str(disk)], check=True)
