@@ -2,6 +2,7 @@
 
 import collections
 import errno
+import gc
 import os
 import random
 import threading
@@ -208,6 +209,9 @@ def find_faults(caplog):
                 what = "nothing is logged"
             if what:
                 found.append(f"{what}: {function.__module__}.{function.__qualname__}")
+        del result, error
+        caplog.clear()
+        gc.collect()  # else another test is warned of a coroutine that was never awaited
         return found
 
     return find
