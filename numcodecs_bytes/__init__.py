@@ -28,6 +28,10 @@ __version__ = "0.1.0"
 _MODULES = {"SyncReader": "sync_reader", "why_read_whole": "_tools.partial_reads"}
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Import what imports zarr when it is first needed."""
     if name in _MODULES:

@@ -25,7 +25,12 @@ from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._runtime import own_bugs, traces
 from numcodecs_bytes._tools.partial_reads import reason_of
 from numcodecs_bytes._zarr_api.batch_items import ChunkName, ChunkRequest
-from numcodecs_bytes._zarr_api.names import name_of_class, name_of_store, other_pipeline
+from numcodecs_bytes._zarr_api.names import (
+    instead_of_array,
+    name_of_class,
+    name_of_store,
+    other_pipeline,
+)
 from numcodecs_bytes._zarr_api.private_names import bytes_in_memory
 from numcodecs_bytes._zarr_api.versions import fill_value_or_default
 
@@ -71,10 +76,7 @@ class SyncReader:
 
     def __init__(self, array: "zarr.Array[Any]") -> None:
         if not isinstance(array, zarr.Array):
-            remedy = "open the array with zarr.open_array"
-            if isinstance(array, zarr.Group):
-                remedy = 'pass one of its arrays, group["NAME"]'
-            raise TypeError(f"SyncReader takes a zarr.Array, got {type(array).__name__}; {remedy}")
+            raise TypeError(f"SyncReader takes a zarr.Array, {instead_of_array(array)}")
         self._array = array
         self._chunks: ArrayChunks | None = None  # as found last
         # The path of the last chunk, which takes 1 us to make.

@@ -814,12 +814,12 @@ class TestConsolidatedMetadata:
             name = "zarr.json"
         lost = f"if it was deleted, {again}; if {name} was lost, write it from them first"
         assert reports == {
-            "a": [f"{of_root} differ from its own in shape: if its own are right, {again}"],
-            "b": [f"{of_root} differ from its own in attributes: if its own are right, {again}"],
+            "a": [f"{of_root} and its own differ in shape: if its own are right, {again}"],
+            "b": [f"{of_root} and its own differ in attributes: if its own are right, {again}"],
             "c": [f"it has no {name}, but {of_root} have it: {lost}"],
             "same": [],
             "below/e": [
-                f"{of_root}{path} differ from its own in shape: if its own are right, {again}"
+                f"{of_root}{path} and its own differ in shape: if its own are right, {again}"
                 for path in ("", "below")
             ],
             "new": [f"{of_root} lack it: {again}"],

@@ -185,7 +185,8 @@ def _stale_metadata(
         if isinstance(stated, Exception):
             yield f"{of_group} have it in a way that zarr can't open: {_REMEDY}"
         elif names := differing(own, stated):
-            yield f"{of_group} differ from its own in {names}: if its own are right, {_REMEDY}"
+            both = f"{of_group} and its own"
+            yield f"{both} differ in {names}: if its own are right, {_REMEDY}"
 
 
 def _as_zarr_writes(document: JSONObject | Broken, store_path: StorePath) -> JSONObject:

@@ -7,7 +7,7 @@ import zarr
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._plan.outcome import LeftToZarr, NoReference, NotOpen
 from numcodecs_bytes._zarr_api.defaults import why_aside
-from numcodecs_bytes._zarr_api.names import other_pipeline
+from numcodecs_bytes._zarr_api.names import instead_of_array, other_pipeline
 from numcodecs_bytes._zarr_api.options import OptionError
 
 
@@ -40,10 +40,7 @@ def why_read_whole(array: "zarr.Array[Any]") -> str:
     'compressed or filtered by zstd'
     """
     if not isinstance(array, zarr.Array):
-        raise TypeError(
-            f"why_read_whole takes a zarr.Array, got {type(array).__qualname__}: open the store "
-            "with zarr.open_array"
-        )
+        raise TypeError(f"why_read_whole takes a zarr.Array, {instead_of_array(array)}")
     found = value_or_error(_check_reads_in_part, array)
     # A missing chunk says nothing of the others, and zarr opens a store before it reads.
     return "" if isinstance(found, NoReference | NotOpen | OSError) else reason_of(found)

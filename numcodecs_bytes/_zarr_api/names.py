@@ -25,6 +25,17 @@ def name_of_class(instance: object) -> str:
     return name_of_type(type(instance))
 
 
+def instead_of_array(instance: object) -> str:
+    """Return what was passed instead of an array, and how to get one."""
+    is_group = type(instance).__name__ == "Group"
+    how = (
+        'pass one of its arrays, group["NAME"]'
+        if is_group
+        else "open the array with zarr.open_array"
+    )
+    return f"got {name_of_class(instance).removeprefix('builtins.')}; {how}"
+
+
 def other_pipeline(kind: type) -> str:
     """Return that a class of pipelines reads nothing in part, or ""; zarr's may have our name."""
     is_ours = getattr(kind, "reads_partially", False)
