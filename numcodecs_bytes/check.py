@@ -93,6 +93,12 @@ def check(
             f"expected a store, or the path or URL of one, got {type(store).__name__}: pass "
             "array.store or group.store, for example"
         )
+    if not isinstance(limits, Limits | None):
+        raise TypeError(f"limits must be Limits(max_chunks=...), got {limits!r}")
+    if not isinstance(icechunk_ref, dict | None):
+        raise TypeError(
+            f"icechunk_ref must be a dict such as {{'branch': 'main'}}, got {icechunk_ref!r}"
+        )
     opened = open_store(store, storage_options=storage_options, icechunk_ref=icechunk_ref)
     with contextlib.nullcontext() if opened is store else contextlib.closing(opened):
         yield from _check_arrays(opened, limits or Limits(), progress)

@@ -501,7 +501,7 @@ class TestAdvice:
 
     @pytest.mark.parametrize("num_bytes", [5, 41])
     def test_a_chunk_that_may_be_intact(self, tmp_path, num_bytes):
-        """Only an empty chunk is known to hold nothing."""
+        """None is removed; an empty one may be an inner chunk, beside others in its shard."""
         array = zarr.create_array(tmp_path, shape=10, chunks=5, dtype="f8", compressors=None)
         array[:] = 1
         for size, is_empty in ((num_bytes, False), (0, True)):
@@ -511,7 +511,7 @@ class TestAdvice:
                 array[5:]
             advice = problem.partition(": ")[2]
             assert advice in str(caught.value)
-            assert ("remove" in advice) == is_empty
+            assert "remove" not in advice
             assert ("metadata" in advice) == (not is_empty)
 
     def test_references_with_the_fill_value_0(self, tmp_path):
@@ -1233,3 +1233,9 @@ class TestCommand:
         error = capsys.readouterr().err
         assert error.startswith(f"can't read {path}: PermissionError: ")
         assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("wrong", [{"limits": 10}, {"icechunk_ref": "main"}])
+def test_arguments_of_a_wrong_type(tmp_path, wrong):
+    with pytest.raises(TypeError, match=rf"{next(iter(wrong))} must be .*, got "):
+        list(checks.check(tmp_path, **wrong))

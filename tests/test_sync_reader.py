@@ -663,7 +663,9 @@ class TestLikeAnArray:
 
     def test_of_a_group(self):
         group = zarr.create_group({})
-        with pytest.raises(TypeError, match='got .*Group; pass one of its arrays, group\\["NAME"\\]'):
+        with pytest.raises(
+            TypeError, match='got .*Group; pass one of its arrays, group\\["NAME"\\]'
+        ):
             SyncReader(group)
 
     def test_repr_says_whether_it_reads_itself(self, array):

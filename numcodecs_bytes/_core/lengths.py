@@ -1,6 +1,7 @@
 """Chunks of the wrong length: what is wrong with them, and what to do.
 
-Only an empty chunk is known to hold nothing. Any other one may be intact, and its metadata wrong.
+A chunk of the wrong length may be intact, and its metadata wrong. An empty one may be the inner
+chunk of a shard that holds others, so that no message advises to remove it.
 """
 
 import contextlib
@@ -52,7 +53,7 @@ def check_length(  # noqa: PLR0913 # what the message says
 def explain_length(num_bytes: int, expected: int, start: bytes, *, is_reference: bool) -> str:
     """Return what may be wrong with a chunk of the wrong length, and what to do."""
     if not num_bytes and not is_reference:
-        return "it is empty: restore or rewrite it, or remove it to read the fill value"
+        return "it is empty: restore or rewrite it"
     if codec := compressor_of(start, num_bytes, expected):
         return keep_compressed(codec)
     metadata, wrong = (
@@ -80,7 +81,7 @@ def compressor_of(start: bytes, num_bytes: int, num_decoded: int) -> str:
     for codec, pattern in _STARTS.items():
         if pattern.match(start):
             return codec
-    if start.startswith(b"x"):
+    if start.startswith(b"x") and len(start) > 1:
         with contextlib.suppress(zlib.error):
             zlib.decompressobj().decompress(start, 1)
             return "zlib"

@@ -39,7 +39,10 @@ CACHED_SHARD_PLANS = 1 << 4
 CACHED_INNER_CHUNKS = 1 << 8
 
 # What to do if a shard seems to be damaged.
-REMEDY = "restore it, or write all of it again; if the metadata state wrong codecs, correct them"
+REMEDY = (
+    "restore it; if the metadata state wrong codecs, correct them; to write all of it again "
+    "discards inner chunks that may be intact"
+)
 
 MISSING = np.iinfo(np.uint64).max  # offset and length of a missing inner chunk in the index
 

@@ -38,7 +38,9 @@ from numcodecs_bytes._zarr_api.options import WriteMode, set_by
 MAPPED_COPY_BYTES = 1 << 26
 
 # What helps, by the reason, if a chunk must be written in place, but can't be.
-_LET_ZARR_WRITE = "set the option to True to let zarr write the chunk"
+_LET_ZARR_WRITE = (
+    "set the option to True to let zarr write the chunk, if nothing else writes to it meanwhile"
+)
 _REMEDIES: dict[type[Exception], str] = {
     Compressed: f"create the array with compressors=None, or {_LET_ZARR_WRITE}",
     # zarr would replace a file that somebody has protected, perhaps on purpose.
