@@ -109,20 +109,19 @@ class FormCache:
     def __init__(self, shape: tuple[int, ...], layout: Layout, order: str) -> None:
         """Take the shape of an array, the layout of its chunks, and the order of results."""
         self._shape, self._layout, self._order = shape, layout, order
-        self._forms: dict[tuple[FormKey, int | None], Form | None] = {}
+        self._forms: dict[tuple[FormKey, int | None], tuple[Form | None]] = {}
 
     def form_of(self, key: FormKey, max_gap: int | None) -> Form | None:
         """Return the form that has a key; None if no selection of it is in one chunk, or any.
 
         `max_gap` is the largest gap to read, in bytes. Raises `LeftToZarr` like `select`.
         """
-        try:
-            return self._forms[key, max_gap]
-        except KeyError:
-            form = self._make(key, max_gap)
+        if (found := self._forms.get((key, max_gap))) is not None:
+            return found[0]
+        form = self._make(key, max_gap)
         if len(self._forms) >= MAX_FORMS:
             self._forms.clear()
-        self._forms[key, max_gap] = form
+        self._forms[key, max_gap] = (form,)
         return form
 
     def _make(self, key: FormKey, max_gap: int | None) -> Form | None:

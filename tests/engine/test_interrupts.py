@@ -386,7 +386,9 @@ warnings.simplefilter("error")
 
 def at_calls(frame, *_):
     global passed
-    if frame.f_globals["__name__"].startswith("numcodecs_bytes"):
+    # Not what dataclasses make: typing swallows the errors of a frozen one's __setattr__.
+    is_generated = frame.f_code.co_filename == "<string>"
+    if frame.f_globals["__name__"].startswith("numcodecs_bytes") and not is_generated:
         passed += 1
         if passed == int(number):
             raise TimeoutError("time is over")
