@@ -571,6 +571,8 @@ class TestChunks:
     @pytest.mark.parametrize("shards", [False, True])
     def test_encoded_chunks_of_several_shapes(self, tmp_path, shards):
         """They were not decoded."""
+        if shards and tuple(map(int, zarr.__version__.split(".")[:2])) < (3, 4):
+            pytest.skip("this zarr does not tell the shapes of such shards")
         sizes = [[2, 4, 2], [4, 4]]
         grid = {"chunks": (2, 2), "shards": sizes} if shards else {"chunks": sizes}
         with zarr.config.set({"array.rectilinear_chunks": True}):
