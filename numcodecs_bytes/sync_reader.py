@@ -149,9 +149,8 @@ class SyncReader:
             # zarr reads in another thread, and needs fewer frames in this one
         except LeftToZarr as why:
             raise_interrupt(why.__cause__)
-            if traces.active and not isinstance(
-                why, AlreadyInMemory
-            ):  # without a trace, it is read
+            # What is in memory is read directly, but not counted; so a trace lets zarr read it.
+            if traces.active and not isinstance(why, AlreadyInMemory):
                 name = traces.ArrayName(name_of_store(self._array.store), self._array.path)
                 traces.record_array(name, {("why_not_direct", str(why)): 1})
         except Exception as error:
@@ -193,7 +192,7 @@ class SyncReader:
     ) -> Any:
         """Read a selection of a form; return None if it has none, or its chunk is not as usual."""
         found = form_key(selection)
-        if found is None or traces.active:  # whoever cuts the chunks counts them
+        if found is None or traces.active:  # a trace counts what `ChunkRead` records
             return None
         key, starts = found
         layout, is_in_memory = chunks.layout, locations.is_in_memory

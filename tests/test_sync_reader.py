@@ -525,6 +525,15 @@ class TestInMemory:
         assert reader[1, 2] == DATA[1, 2]
         assert not asked_of_zarr
 
+    def test_a_trace_counts_the_same(self, in_memory):
+        """The reason became a column, and no chunk was counted."""
+        reports = []
+        for read in (in_memory, SyncReader(in_memory)):
+            with numcodecs_bytes.trace() as traced:
+                assert read[1, 2] == DATA[1, 2]
+            reports.append(traced.report())
+        assert reports[0] == reports[1]
+
     def test_what_is_replaced_deleted_or_cut(self, in_memory):
         reader, store = SyncReader(in_memory), in_memory.store._store_dict
         assert reader[1, 2] == DATA[1, 2]

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from numcodecs_bytes._core.catch import await_all
 from numcodecs_bytes._core.dtypes import Array, GPUArray
 from numcodecs_bytes._gpu import buffers
 from numcodecs_bytes._gpu.kernels import cupy
@@ -47,13 +48,7 @@ async def transfer_in_groups(
                 has_failed = True
                 raise
 
-    results = await asyncio.gather(*map(transfer_one, groups), return_exceptions=True)
-    try:
-        for error in results:
-            if error is not None:
-                raise error
-    finally:
-        del results  # the frames of the errors refer to this one, and to the output
+    await await_all(map(transfer_one, groups))
 
 
 def upload(group: Group[Chunk], host: Array, array: GPUArray, chunks: Sequence[Chunk]) -> None:

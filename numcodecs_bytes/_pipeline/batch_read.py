@@ -14,7 +14,6 @@ Files are planned once they are open, since their speed decides how. At last, za
 not be read here.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from zarr.core.buffer import NDBuffer, gpu
 from zarr.core.common import concurrent_map
 
+from numcodecs_bytes._core.catch import await_all
 from numcodecs_bytes._core.interrupts import raise_interrupt
 from numcodecs_bytes._pipeline.array_access import ArrayAccess, ChunkLocations
 from numcodecs_bytes._pipeline.batch_bugs import BatchBugs
@@ -225,18 +225,9 @@ def _record_read_by_zarr(chunks: Sequence[ChunkRead], results: Any) -> None:
 
 
 async def _together(*functions: Callable[[], Awaitable[None]]) -> None:
-    """Run functions at the same time, unless zarr makes one request at a time.
-
-    All have ended before the error of one is raised: then this package writes nothing more.
-    """
+    """Run functions at the same time, unless zarr makes one request at a time."""
     if concurrency() == 1:
         for function in functions:
             await function()
-        return
-    results = await asyncio.gather(*[each() for each in functions], return_exceptions=True)
-    try:
-        for error in results:
-            if error is not None:
-                raise error
-    finally:
-        del results  # the frames of the errors refer to this one, and to the output
+    else:
+        await await_all([function() for function in functions])

@@ -1,7 +1,7 @@
 """Reads selections of a known form, in the thread that calls it.
 
-The four steps are those of `in_file.read_chunk`; what depends on the form alone is not done again.
-A chunk that is not as usual, such as a missing one, is left to that function.
+The four steps are those of `in_file.read_chunk`, without what depends on the form alone. A chunk
+that is not as usual, such as one of a wrong length, is left to that function.
 """
 
 import operator
@@ -36,7 +36,8 @@ def read_form_in_file(
     """
     opened: list[int] = []
     try:
-        opened.extend(map(operator.call, (extent.open,)))  # see `local.read_file`
+        # As in `local.read_file`, without a step of Python at which an interrupt would lose a file.
+        opened.extend(map(operator.call, (extent.open,)))
         descriptor = opened[0]
         if isinstance(layout, ShardLayout):
             start = _start_in_shard(descriptor, extent, layout, position.inner_coords)
@@ -100,20 +101,31 @@ def _fetch_and_scatter(
     plan = form.plan
     if plan.num_runs == 1 and plan.num_bytes <= constants.BLOCK_BYTES and hasattr(os, "preadv"):
         start = origin + plan.first_run_offset
-        view: Any = out.ravel("K").view(np.uint8)
-        if form.is_copy and not slow_copies.is_slow_to_new(start, view):
-            if os.preadv(descriptor, [view], start) == plan.num_bytes:
-                return
-        elif len(raw := os.pread(descriptor, plan.num_bytes, start)) == plan.num_bytes:
-            scatter(raw, plan, layout, out, form.out_selection)
+        if _read_run(form, layout, descriptor, start, out):
             return
-        # Else the file was truncated meanwhile, or its system returns less than it is asked for.
     speed = FileSpeed(plan.max_gap)
     if speed.needs_probe(plan.num_runs):
         batch = FileBatch(speed, leaves_slow_files=True)
         batch.probe(descriptor, plan.probe_offsets(origin))
     fetcher = RunFetcher(descriptor, layout, Output.of_caller(out), None, 0, 0)
     fetcher.fetch_and_scatter(plan, origin, form.out_selection)
+
+
+def _read_run(form: Form, layout: Layout, descriptor: int, start: int, out: Array) -> bool:
+    """Read the only run of a form by one call of the system; return False if it returns less.
+
+    Then the file was truncated meanwhile, or its system never returns so much at once.
+    """
+    num_bytes = form.plan.num_bytes
+    if form.is_copy:
+        view: Any = out.ravel("K").view(np.uint8)
+        if not slow_copies.is_slow_to_new(start, view):
+            return os.preadv(descriptor, [view], start) == num_bytes
+    raw = os.pread(descriptor, num_bytes, start)
+    if len(raw) < num_bytes:
+        return False
+    scatter(raw, form.plan, layout, out, form.out_selection)
+    return True
 
 
 def read_form_in_memory(
@@ -123,11 +135,13 @@ def read_form_in_memory(
 
     The form is planned with a gap of any length, so that it has a single run.
     """
-    start: int | None = 0 if len(stored) == layout.num_bytes else None
+    start: int | None
     if isinstance(layout, ShardLayout):
         index = cached_indices.read_in_memory(layout, stored)
         start = _start_by_index(index, position.inner_coords, layout, len(stored))
         layout = layout.inner
+    else:
+        start = 0 if len(stored) == layout.num_bytes else None
     plan = form.plan
     # zarr's own codec returns invalid bytes as they are, and converts all elements of a chunk.
     is_usual = layout.is_converted_by_copy and layout.element_codecs is None
