@@ -207,7 +207,7 @@ class TestErrorsGoUp:
 
 
 PROGRAM = """
-import builtins, ctypes, os, signal, subprocess, sys, threading
+import builtins, ctypes, os, signal, subprocess, sys, threading, time
 import numcodecs_bytes, zarr
 
 class TimeIsOverError(Exception):
@@ -235,11 +235,18 @@ def interrupt(number):
         subprocess.Popen(["/bin/true"])
     else:
         num_raised += 1
-        asynchronous = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        started, raised = threading.Event(), threading.Event()
         thread = ctypes.c_ulong(threading.get_ident())
-        timer = threading.Timer(number % 50 * 1e-5, asynchronous, (thread, ctypes.py_object(kind)))
-        timer.start()
-        return timer.finished.is_set
+
+        def raise_there():
+            started.wait()  # Thread.start is none of ours, and breaks if it is interrupted
+            time.sleep(number % 50 * 1e-5)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(kind))
+            raised.set()
+
+        threading.Thread(target=raise_there).start()
+        started.set()
+        return raised.is_set
     return lambda: num_raised > begin
 
 def read(row, until):
