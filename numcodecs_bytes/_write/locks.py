@@ -16,6 +16,7 @@ is unlocked. So a child closes the files that other threads had locked, and unlo
 import contextlib
 import enum
 import errno
+import itertools
 import os
 import stat
 import threading
@@ -43,9 +44,8 @@ _TEMPORARY = ".in-place.partial"
 _may_be_locked: dict[int, int] = {}
 
 
-# The threads that fork this process now, and a new object for each fork that begins. What changes
-# them is Python's own: a signal handler can't interrupt it.
-_forking: list[int] = []
+# The threads that fork this process now, and a new object for each fork that begins.
+_forking: dict[int, None] = {}
 _last_fork: deque[object] = deque([None], maxlen=1)
 
 # How long to wait until no other thread forks. Its own hooks may wait for this one.
@@ -53,8 +53,13 @@ FORK_SECONDS = 0.1
 
 
 def _record_fork() -> None:
-    _forking.append(threading.get_ident())
     _last_fork.append(object())
+    _forking[threading.get_ident()] = None
+
+
+# Each `next` forgets the thread that calls it. No step is one of Python's: at one, the error of a
+# signal handler would leave the thread there for ever.
+_forget_fork = map(_forking.pop, iter(threading.get_ident, None), itertools.repeat(None))
 
 
 def _close_in_child() -> None:
@@ -68,13 +73,13 @@ def _close_in_child() -> None:
 
 def _does_another_fork() -> bool:
     """Whether another thread forks this process: then a child may inherit what is opened."""
-    return _forking not in ([], [threading.get_ident()])
+    return any(thread != threading.get_ident() for thread in _forking.copy())
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_record_fork,
-        after_in_parent=partial(_forking.__delitem__, slice(-1, None)),  # not `pop`: it may raise
+        after_in_parent=partial(next, _forget_fork),
         after_in_child=_forking.clear,
     )
     os.register_at_fork(after_in_child=_close_in_child)

@@ -386,6 +386,10 @@ class TestForks:
         sizes = run_python("-c", FORKS_OFTEN, tmp_path).stdout.splitlines()
         assert sizes[0] == sizes[1]
 
+    def test_a_fork_that_began_later_and_goes_on(self):
+        """When the first of two forks ended, the second was forgotten: its child kept a lock."""
+        run_python("-W", "ignore", "-c", TWO_FORKS)
+
     def test_a_child_imports_nothing_to_write(self, tmp_path):
         """A lock of that import, which a thread held at the fork, was never free in the child."""
         create(tmp_path, (8, 8))
@@ -411,6 +415,36 @@ if not child:
     os._exit(0)
 _, status = os.waitpid(child, 0)
 assert status == 0
+"""
+
+TWO_FORKS = """
+import os, threading
+
+second_forks, first_has_ended = threading.Event(), threading.Event()
+
+def fork():
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+def before_fork():  # runs after the hooks of this package, since it was registered before them
+    if threading.current_thread() is threading.main_thread():
+        second.start()
+        second_forks.wait()
+    else:
+        second_forks.set()
+        first_has_ended.wait()
+
+second = threading.Thread(target=fork)
+os.register_at_fork(before=before_fork)
+import numcodecs_bytes._write.locks as locks
+
+fork()
+assert locks._does_another_fork()
+first_has_ended.set()
+second.join()
+assert not locks._does_another_fork()
 """
 
 FORKS_OFTEN = """
