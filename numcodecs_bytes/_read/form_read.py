@@ -107,7 +107,7 @@ def _fetch_and_scatter(
     if speed.needs_probe(plan.num_runs):
         batch = FileBatch(speed, leaves_slow_files=True)
         batch.probe(descriptor, plan.probe_offsets(origin))
-    fetcher = RunFetcher(descriptor, layout, Output.of_caller(out), None, 0, 0)
+    fetcher = RunFetcher(descriptor, layout, Output.of_caller(out), None)
     fetcher.fetch_and_scatter(plan, origin, form.out_selection)
 
 

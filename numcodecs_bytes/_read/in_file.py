@@ -9,9 +9,8 @@ steps for one block after the other, so that blocks stay in the CPU cache.
 import operator
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from numcodecs_bytes._core.dtypes import UInt64Array
 from numcodecs_bytes._plan import constants
@@ -61,12 +60,7 @@ def read_chunk(
 
     # Plan.
     if isinstance(chunk.layout, ShardLayout):
-        if seconds_to_open > constants.CERTAIN_WAIT_SECONDS:
-            # To read the checksum of a cached index may take as long.
-            batch = replace(batch, read_index=read_whole_index)
-            if extent.num_bytes <= batch.speed.bytes_worth_reading(seconds_to_open):
-                _prefetch_whole(chunk, chunk.layout, extent, out)
-        planned = _plan_shard(chunk, chunk.layout, extent, out, batch)
+        planned = _plan_shard(chunk, extent, out, batch, seconds_to_open)
     else:
         planned = _plan_chunk(chunk, chunk.layout, extent, out, batch)
     checksum = None
@@ -114,23 +108,27 @@ def _plan_chunk(
     return _ExtentRead(layout, placed, plan.num_bytes, out, fetcher)
 
 
-def _prefetch_whole(chunk: ChunkRead, shard: ShardLayout, extent: OpenExtent, out: Output) -> None:
-    """Prefetch a shard with its index if zarr alone reads it whole."""
-    if shard.is_all_selected(shard.plan_of(chunk.chunk_selection, out.drop_axes)):
-        files.prefetch(extent.descriptor, [(extent.start, extent.num_bytes)])
-
-
 def _plan_shard(
-    chunk: ChunkRead, shard: ShardLayout, extent: OpenExtent, out: Output, batch: FileBatch
+    chunk: ChunkRead, extent: OpenExtent, out: Output, batch: FileBatch, seconds_to_open: float
 ) -> _ExtentRead:
-    """Fetch the index of a shard, and plan what is read of its inner chunks."""
+    """Fetch the index of a shard, and plan what is read of its inner chunks.
+
+    If the file opened slowly, a shard that zarr alone reads whole is prefetched with its index.
+    """
+    shard = cast("ShardLayout", chunk.layout)
+    moved, first_coords = moved_to_start(chunk.chunk_selection, shard.shape, shard.inner.shape)
+    plan_with = partial(shard.plan_of, moved, out.drop_axes)
+    read_index = batch.read_index
+    if seconds_to_open > constants.CERTAIN_WAIT_SECONDS:
+        read_index = read_whole_index  # to read the checksum of a cached one may take as long
+        is_worth_it = extent.num_bytes <= batch.speed.bytes_worth_reading(seconds_to_open)
+        if is_worth_it and not any(first_coords) and shard.is_all_selected(plan_with()):
+            files.prefetch(extent.descriptor, [(extent.start, extent.num_bytes)])
     started = time.perf_counter()
-    index, (num_reads, num_bytes, *_) = batch.read_index(shard, extent)
+    index, (num_reads, num_bytes, *_) = read_index(shard, extent)
     seconds = time.perf_counter() - started
     batch.record_index(seconds)
-    moved, first_coords = moved_to_start(chunk.chunk_selection, shard.shape, shard.inner.shape)
     index = index[tuple([slice(first, None) for first in first_coords])]
-    plan_with = partial(shard.plan_of, moved, out.drop_axes)
     inner_chunks = _plan_at_speed(plan_with, index, extent, batch, seconds)
     view, to_view = view_of(out, chunk.out_selection)
     num_planned = sum([plan.num_bytes for plan, _, _ in inner_chunks.present])
