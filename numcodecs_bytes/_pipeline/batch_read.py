@@ -219,7 +219,10 @@ class BatchRead:
 
 def _record_read_by_zarr(chunks: Sequence[ChunkRead], results: Any) -> None:
     """Record what zarr's pipeline returns for chunks that it has read; zarr 3.1.6 returns None."""
-    exist = [each["status"] == "present" for each in results or ()] or [True] * len(chunks)
+    exist = [True] * len(chunks)
+    with own_bugs.catch(own_bugs.log):  # zarr has read them
+        if results:
+            exist = [each["status"] == "present" for each, _ in zip(results, chunks, strict=True)]
     for chunk, exists in zip(chunks, exist, strict=True):
         chunk.record_read_by_zarr(exists=exists)
 
