@@ -88,11 +88,6 @@ def check(
     ArrayReport
         The report on each array, as soon as it is checked.
     """
-    if isinstance(store, zarr.Array | zarr.Group | dict):
-        raise TypeError(
-            f"expected a store, or the path or URL of one, got {type(store).__name__}: pass "
-            "array.store or group.store, for example"
-        )
     if not isinstance(limits, Limits | None):
         raise TypeError(f"limits must be Limits(max_chunks=...), got {limits!r}")
     if not isinstance(icechunk_ref, dict | None):

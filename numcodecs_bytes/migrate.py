@@ -173,6 +173,7 @@ def _plan(
 
 def _write(store: Store, changes: _Changes, progress: ProgressBar | None, command: str) -> None:
     for key, change in _counted(changes.items(), progress, "writing", len(changes)):
+        _refuse_if_changed(store, key, change, command)
         error = value_or_error(_put, store, key, change.document)
         if isinstance(error, Exception):
             # Half a zarr.json would hide intact Zarr v2 metadata. To mend that may fail, too.
@@ -186,6 +187,17 @@ def _write(store: Store, changes: _Changes, progress: ProgressBar | None, comman
             if "http" in protocol or isinstance(error, NotImplementedError):
                 advice = f"web servers are rarely writable: run {command} on a copy in a folder"
             raise OSError(f"{key} can't be written: {why}; {advice}") from error
+
+
+def _refuse_if_changed(store: Store, key: str, change: _Change, command: str) -> None:
+    """Raise OSError if a document that is replaced or removed has changed since it was read."""
+    if change.previous is None:
+        return
+    current, known = document_at(store, key), [change.previous]
+    if change.document is not None:  # another `migrate` may have written it
+        known.append(change.document)
+    if isinstance(current, dict) and all(differing(current, each) for each in known):
+        raise OSError(f"{key} has changed since it was read: run {command} again")
 
 
 def _counted(
@@ -203,9 +215,16 @@ def _counted(
 
 def _find_nodes(store: Store) -> Iterator[tuple[str, _Documents]]:
     """Yield the path and metadata documents of each node, parents before their children."""
-    for path, documents in walk(store, partial(_visit, store)):
+    for path, documents in walk(
+        store, partial(_visit, store), may_repeat=partial(_is_v2_array, store)
+    ):
         if "zarr.json" in documents or _has_v2(documents):
             yield path, documents
+
+
+def _is_v2_array(store: Store, path: str) -> bool:
+    """Whether a folder is an array: links to it lead no further, and are nodes, too."""
+    return isinstance(document_at(store, join(path, ".zarray")), dict)
 
 
 def _visit(store: Store, path: str) -> tuple[tuple[str, _Documents], list[str]]:
@@ -272,7 +291,9 @@ def _plan_undo(
             other = f"the same Zarr v3 group has {first_kept[topmost[path]]}, which is kept"
             report.status, report.reasons = "kept", [reasons[path] or other]
         elif path in of_v3:
-            report.status, changes[join(path, "zarr.json")] = "undone", _Change(None)
+            existing = documents["zarr.json"]
+            previous = existing if isinstance(existing, dict) else None
+            report.status, changes[join(path, "zarr.json")] = "undone", _Change(None, previous)
     return reports, changes
 
 

@@ -490,7 +490,9 @@ class TestAdvice:
         advice = (
             f"it seems to be compressed by {codec}: keep it, and add that codec to the metadata"
         )
-        assert all(advice in problem for problem in check(tmp_path)[""].problems)
+        problems = check(tmp_path)[""].problems
+        assert problems
+        assert all(advice in problem for problem in problems)
         for selection in (slice(3), slice(None)):
             with pytest.raises(ValueError, match=advice) as caught:
                 array[selection]
@@ -571,8 +573,6 @@ class TestChunks:
     @pytest.mark.parametrize("shards", [False, True])
     def test_encoded_chunks_of_several_shapes(self, tmp_path, shards):
         """They were not decoded."""
-        if shards and tuple(map(int, zarr.__version__.split(".")[:2])) < (3, 4):
-            pytest.skip("this zarr does not tell the shapes of such shards")
         sizes = [[2, 4, 2], [4, 4]]
         grid = {"chunks": (2, 2), "shards": sizes} if shards else {"chunks": sizes}
         with zarr.config.set({"array.rectilinear_chunks": True}):
@@ -1241,3 +1241,50 @@ class TestCommand:
 def test_arguments_of_a_wrong_type(tmp_path, wrong):
     with pytest.raises(TypeError, match=rf"{next(iter(wrong))} must be .*, got "):
         list(checks.check(tmp_path, **wrong))
+
+
+@pytest.mark.parametrize(
+    ("limits", "error"), [(("a",), TypeError), ((None, "1GB"), TypeError), ((-1,), ValueError)]
+)
+def test_limits_are_whole_numbers(limits, error):
+    """They became problems of the data."""
+    with pytest.raises(error, match="max_chunk.* must be"):
+        checks.Limits(*limits)
+
+
+@pytest.mark.parametrize("wrong", [["FILE", 0], 5, None, [], ["FILE", -4, 8], ["FILE", 1, 2, 3]])
+def test_a_malformed_reference_among_others(tmp_path, wrong):
+    """No array was found."""
+    pytest.importorskip("fsspec", reason="the extra stores is not installed")
+    (tmp_path / "data").write_bytes(bytes(16))
+    references = {".zgroup": '{"zarr_format": 2}'}
+    for name in "ab":
+        metadata = zarr.create_array(
+            {}, shape=4, chunks=2, dtype="<i4", compressors=None, fill_value=None, zarr_format=2
+        ).metadata
+        references[f"{name}/.zarray"] = json.dumps(metadata.to_dict())
+        for i in range(2):
+            references[f"{name}/{i}"] = [str(tmp_path / "data"), 8 * i, 8]
+    if isinstance(wrong, list):
+        wrong = [str(tmp_path / "data") if each == "FILE" else each for each in wrong]
+    references["a/1"] = wrong
+    (tmp_path / "r.json").write_text(json.dumps(references))
+    reports = check(tmp_path / "r.json")
+    assert reports["b"].problems == []
+    assert len(reports["a"].problems) == 1
+
+
+def test_a_store_that_is_named_like_references(tmp_path):
+    """It was taken for references."""
+    array = zarr.create_array(tmp_path / "a.json", shape=4, dtype="i4", compressors=None)
+    array[...] = 1
+    assert check(tmp_path / "a.json")[""].num_chunks == 1
+
+
+def test_a_key_with_more_digits_than_python_parses(tmp_path):
+    pytest.importorskip("fsspec", reason="the extra stores is not installed")
+    metadata = zarr.create_array({}, shape=4, dtype="<i4", compressors=None, zarr_format=2).metadata
+    references = {".zarray": json.dumps(metadata.to_dict()), "1" * 5000: "x"}
+    (tmp_path / "r.json").write_text(json.dumps(references))
+    (report,) = check(tmp_path / "r.json").values()
+    assert not any("checked" in problem for problem in report.problems)

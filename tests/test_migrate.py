@@ -850,3 +850,57 @@ class TestCommand:
                 why = "a zip archive can't be changed: unpack it, migrate, and pack it again"
                 assert capsys.readouterr().err == f"can't migrate {location}: {why}\n"
         assert files_in(tmp_path) == before
+
+
+class EditsBeforeWriting:
+    """A progress bar that calls a function when all is read, and nothing is written."""
+
+    total = None
+
+    def __init__(self, edit):
+        self._edit = edit
+
+    def set_description(self, text):
+        if text == "writing":
+            self._edit()
+
+    def reset(self, total=None):
+        pass
+
+    def update(self, n=1):
+        pass
+
+
+@pytest.mark.parametrize("undo", [True, False], ids=["undo", "overwrite"])
+def test_an_edit_while_it_runs_is_kept(tmp_path, undo):
+    """It was lost: all documents are read before the first is written."""
+    create(tmp_path / "a", np.arange(8.0), chunks=(4,))
+    migrate(tmp_path)
+    if not undo:
+        zarr.open_array(tmp_path / "a", zarr_format=2).attrs["of_v2"] = 0
+
+    def edit():
+        zarr.open_array(tmp_path / "a", zarr_format=3).attrs["new"] = 1
+
+    how = {"undo": True} if undo else {"overwrite": True}
+    with pytest.raises(OSError, match="a/zarr.json has changed since it was read: run migrate"):
+        migrate(tmp_path, progress=EditsBeforeWriting(edit), **how)
+    assert zarr.open_array(tmp_path / "a", zarr_format=3).attrs["new"] == 1
+
+
+@pytest.mark.needs("os.symlink")
+def test_an_array_that_a_link_names_as_well(tmp_path):
+    """It was left out, and hidden in the group of Zarr v3."""
+    zarr.create_group(tmp_path, zarr_format=2)
+    create(tmp_path / "x", np.arange(8.0), chunks=(4,))
+    (tmp_path / "link").symlink_to(tmp_path / "x")
+    zarr.consolidate_metadata(tmp_path, zarr_format=2)
+    assert {node.path for node in migrate(tmp_path)} == {"", "link", "x"}
+    assert sorted(zarr.open_group(tmp_path, mode="r", zarr_format=3)) == ["link", "x"]
+
+
+@pytest.mark.parametrize("wrong", ["array", "dict", None], ids=str)
+def test_what_is_no_store(tmp_path, wrong):
+    array = create(tmp_path / "a", np.arange(8.0), chunks=(4,))
+    with pytest.raises(TypeError, match=r"expected a store, or the path or URL of one"):
+        migrate({"array": array, "dict": {}}.get(wrong))

@@ -146,7 +146,7 @@ def first_chunk_spec_of(array: Any) -> ArraySpec:
     """Return the specification of an array's first chunk."""
     try:
         return chunk_spec_of(array)
-    except LeftToZarr:  # a rectilinear grid, as zarr 3.4 allows
+    except LeftToZarr:  # the grid is rectilinear
         lengths = array.write_chunk_sizes
         return chunk_spec_of(array, tuple([each[0] if each else 1 for each in lengths]))
 

@@ -242,8 +242,6 @@ def _behind_references(store: FsspecStore, file_system: Any) -> ChunkLocator:
             leaf = file_system.fss[split_protocol(url)[0]]
         except Exception as error:
             raise LeftToZarr("its reference is of an unknown form") from error
-        if part and min(part) < 0:  # fsspec may still return some bytes
-            raise LeftToZarr("its reference has a negative offset or length")
         if id(leaf) not in locators:
             locators[id(leaf)] = _in_file_system(store, leaf)
         whole = locators[id(leaf)](url)

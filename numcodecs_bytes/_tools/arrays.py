@@ -44,7 +44,7 @@ class Grid:
 
     array_shape: tuple[int, ...]
     lengths: tuple[int | tuple[int, ...], ...]  # along each axis: one for all chunks, or each one's
-    is_sharded: bool
+    inner_shape: tuple[int, ...] | None  # of the inner chunks of shards
     starts: tuple[list[int], ...]  # where chunks begin along each axis that has several lengths
 
     @classmethod
@@ -52,19 +52,24 @@ class Grid:
         """Return the grid of an array."""
         metadata: Any = array.metadata
         grid = metadata.chunk_grid if metadata.zarr_format == 3 else None
-        lengths = getattr(grid, "chunk_shapes", None)
-        if lengths is not None:  # since zarr 3.4
-            codecs = metadata.codecs
-            is_sharded = len(codecs) == 1 and isinstance(codecs[0], ShardingCodec)
-        else:
-            lengths, is_sharded = array.shards or array.chunks, bool(array.shards)
+        codecs: Any = metadata.codecs if metadata.zarr_format == 3 else ()
+        is_sharded = len(codecs) == 1 and isinstance(codecs[0], ShardingCodec)
+        inner_shape = codecs[0].chunk_shape if is_sharded else None
+        lengths = getattr(grid, "chunk_shapes", None)  # of a rectilinear grid
+        if lengths is None:
+            lengths = array.shards or array.chunks
             if 0 in lengths and array.size:
                 raise ValueError(
                     f"its chunk shape is {lengths}: expected at least 1 along each axis"
                 )
             lengths = tuple(max(n, 1) for n in lengths)
         starts = [[] if isinstance(n, int) else [0, *itertools.accumulate(n)] for n in lengths]
-        return cls(array.shape, lengths, is_sharded, tuple(starts))
+        return cls(array.shape, lengths, inner_shape, tuple(starts))
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether chunks are shards."""
+        return self.inner_shape is not None
 
     @property
     def shape(self) -> list[int]:

@@ -246,7 +246,7 @@ def _array_to_decode(
         )
         return None
     grid = Grid.of(array)
-    chunk_shape = array.chunks if grid.is_sharded else grid.max_chunk_shape
+    chunk_shape = grid.inner_shape or grid.max_chunk_shape
     num_bytes = math.prod(chunk_shape) * array.dtype.itemsize
     if num_bytes > limits.max_chunk_bytes:
         report.notes.append(
@@ -414,12 +414,12 @@ def _regions_of(
 ) -> Iterator[tuple[slice, ...]]:
     """Yield the regions to decode at a time: of a shard, rows of about 64 MiB."""
     chunks = grid.region(first, last)
-    if not grid.is_sharded:
+    if grid.inner_shape is None:
         yield chunks
         return
     rows, *others = chunks
-    row_bytes = math.prod(grid.max_chunk_shape[1:]) * array.chunks[0] * array.dtype.itemsize
-    num = array.chunks[0] * max((1 << 26) // max(row_bytes, 1), 1)
+    row_bytes = math.prod(grid.max_chunk_shape[1:]) * grid.inner_shape[0] * array.dtype.itemsize
+    num = grid.inner_shape[0] * max((1 << 26) // max(row_bytes, 1), 1)
     for start in range(rows.start, rows.stop, num):
         yield (slice(start, min(start + num, rows.stop)), *others)
 

@@ -56,6 +56,11 @@ def open_store(
 
     The arguments are those of `check`. Raises ValueError if the store is to be changed, but can't.
     """
+    if not isinstance(location, Store | str | Path):
+        raise TypeError(
+            f"expected a store, or the path or URL of one, got {type(location).__name__}: pass "
+            "array.store or group.store, for example"
+        )
     if not read_only and _is_zip(location):  # to interrupt it would lose its contents
         raise ValueError("a zip archive can't be changed: unpack it, migrate, and pack it again")
     if isinstance(location, Store):
@@ -125,7 +130,9 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
         folder, name = str(path.parent), path.name
     if name in METADATA_NAMES and (is_url or is_file):
         raise ValueError(f"this is Zarr metadata: give its folder, {folder or '.'}")
-    if location.endswith((".json", ".parq", ".parquet")):
+    names = (".zarray", ".zgroup", "zarr.json")  # references in Parquet have only .zmetadata
+    is_node = not is_url and any((path / each).is_file() for each in names)
+    if location.endswith((".json", ".parq", ".parquet")) and not is_node:
         if not read_only:
             raise ValueError(f"kerchunk references are read-only: {_WRITABLE}")
         return _open_references(location, options)
@@ -229,6 +236,17 @@ class References(zarr.storage.FsspecStore):
         if key.endswith("zarr.json") and not isinstance(self.fs.references, dict):
             return None
         return await super().get(key, prototype, byte_range)
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """Yield names: fsspec lists none, or only some, if a reference is malformed."""
+        if not isinstance(self.fs.references, dict):
+            async for name in super().list_dir(prefix):
+                yield name
+            return
+        start = f"{prefix}/".lstrip("/")
+        keys = [key for key in self.fs.references if key.startswith(start)]
+        for name in {key.removeprefix(start).partition("/")[0] for key in keys}:
+            yield name
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """Yield keys: fsspec leaves out inlined chunks in Parquet, and zarr 3.1.6 finds none."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib.metadata import packages_distributions
+from numbers import Integral
 from traceback import walk_tb
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -132,6 +133,16 @@ class Limits:
 
     max_chunks: int | None = None
     max_chunk_bytes: int = 100_000_000
+
+    def __post_init__(self) -> None:
+        """Raise TypeError or ValueError if a limit is no number, or negative."""
+        for name, limit in vars(self).items():
+            if limit is None and name == "max_chunks":
+                continue
+            if not isinstance(limit, Integral):
+                raise TypeError(f"{name} must be a whole number, got {limit!r}")
+            if limit < 0:
+                raise ValueError(f"{name} must be at least 0, got {limit!r}")
 
 
 class ProgressBar(Protocol):

@@ -25,7 +25,7 @@ from numcodecs_bytes._sources.stores import find_extent, only_states_lengths
 from numcodecs_bytes._tools.arrays import Grid
 from numcodecs_bytes._tools.documents import METADATA, join, local_path, walk
 from numcodecs_bytes._tools.reporting import describe_error
-from numcodecs_bytes._zarr_api.file_systems import reference_to, references_of
+from numcodecs_bytes._zarr_api.file_systems import reference_to, references_of, target_of
 
 ChunkCoords = tuple[int, ...]
 
@@ -127,10 +127,11 @@ async def _size_of(store: Any, key: str) -> int | None:
     """Return the length that the store states, None if it is missing; raise what it raises."""
     if references_of(store) is not None:
         reference = reference_to(store, key)
-        if reference is None:
+        if reference is None and f"{store.path}/{key}".strip("/") not in references_of(store):
             return None
         if isinstance(reference, str | bytes):  # it holds the chunk itself
             return len(await store.get(key, default_buffer_prototype()))
+        target_of(reference, store.fs)  # raises an error if it is malformed
     size = int(await store.getsize(key))
     if size and only_states_lengths(store):
         last = RangeByteRequest(size - 1, size)
@@ -183,7 +184,9 @@ def _named_in_folder(array: AnyArray, grid: list[int]) -> Iterator[Listed]:
 
 
 def _numbers_in(name: str) -> ChunkCoords:
-    return tuple(map(int, re.findall("[0-9]+", name)))
+    numbers = re.findall("[0-9]+", name)
+    # Python parses no number of more digits than a setting says, at least 640.
+    return tuple(map(int, numbers)) if all(len(each) < 640 for each in numbers) else ()
 
 
 def _keys_below(array: AnyArray, grid: list[int]) -> Iterator[str | Exception]:

@@ -30,9 +30,13 @@ def target_of(reference: Any, file_system: Any) -> tuple[str, tuple[int, int] | 
 
     A reference of an unknown form may raise anything.
     """
+    if not isinstance(reference, list | tuple) or len(reference) not in (1, 3):
+        raise ValueError(f"expected [url] or [url, offset, length], got {reference!r}")
     url, *part = reference
     target = file_system.target if url is None else url
     if not part:
         return target, None
-    offset, num_bytes = part
-    return target, (int(offset), int(num_bytes))
+    offset, num_bytes = map(int, part)
+    if offset < 0 or num_bytes < 0:
+        raise ValueError(f"its offset or length is negative: {reference!r}")
+    return target, (offset, num_bytes)
