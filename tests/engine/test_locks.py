@@ -418,7 +418,7 @@ assert status == 0
 """
 
 TWO_FORKS = """
-import os, threading
+import concurrent.futures.thread, logging, os, threading  # hooks of these hold locks: they come last
 
 second_forks, first_has_ended = threading.Event(), threading.Event()
 
@@ -436,7 +436,7 @@ def before_fork():  # runs after the hooks of this package, since it was registe
         second_forks.set()
         first_has_ended.wait()
 
-second = threading.Thread(target=fork)
+second = threading.Thread(target=fork, daemon=True)
 os.register_at_fork(before=before_fork)
 import numcodecs_bytes._write.locks as locks
 
