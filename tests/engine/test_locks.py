@@ -418,7 +418,7 @@ assert status == 0
 """
 
 TWO_FORKS = """
-import concurrent.futures.thread, logging, os, threading  # hooks of these hold locks: they come last
+import concurrent.futures.thread, logging, os, threading  # their hooks hold locks: they run last
 
 second_forks, first_has_ended = threading.Event(), threading.Event()
 
