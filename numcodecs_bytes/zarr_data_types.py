@@ -46,6 +46,7 @@ from numcodecs_bytes._core.dtypes import (
     why_missing,
 )
 from numcodecs_bytes._core.invalid_bytes import with_valid_bytes
+from numcodecs_bytes._zarr_api.names import add_name_of_array
 from numcodecs_bytes._zarr_api.versions import DataTypeValidationError, check_class
 
 AnyDataType = zarr.dtype.ZDType[Any, Any]
@@ -114,7 +115,9 @@ def _item(data: object) -> object:
 
 def _not_a_value(name: object, data: object, expected: str) -> TypeError:
     """Return the error for an invalid value: TypeError, as zarr hides the text of a ValueError."""
-    return TypeError(f"not a value of {name}: got {data!r}, expected {expected}")
+    error = TypeError(f"not a value of {name}: got {data!r}, expected {expected}")
+    add_name_of_array(error)
+    return error
 
 
 def _from_base64(data: object, num_bytes: int) -> bytes | None:
@@ -318,7 +321,7 @@ class _HasByteOrder(HasEndianness):
         if isinstance(self, _Complex):
             raise TypeError(
                 f"ml_dtypes byte-swaps {self._row.name} incorrectly, and zarr's own bytes codec "
-                "relies on that; use the bytes codec of numcodecs_bytes"
+                "relies on that; do not set codecs.bytes in zarr's config, so that ours is used"
             )
         return dtype.newbyteorder(self.endianness)
 

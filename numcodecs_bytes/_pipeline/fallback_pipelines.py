@@ -12,7 +12,7 @@ from typing import Any
 import zarr
 import zarr.registry
 
-from numcodecs_bytes._zarr_api.defaults import make_default
+from numcodecs_bytes._zarr_api.defaults import make_default, why_aside
 from numcodecs_bytes._zarr_api.options import set_by, write_in_place
 from numcodecs_bytes._zarr_api.pickling import PickledAsConfigured
 
@@ -38,8 +38,8 @@ class _WritesUnlessRequired(PickledAsConfigured):
         if write_in_place() == "require":
             raise RuntimeError(
                 "nothing can be written in place, but numcodecs_bytes.write_in_place is 'require'"
-                f"{set_by('numcodecs_bytes.write_in_place')}: this package does not know zarr "
-                f"{zarr.__version__}, and leaves arrays to it; set it to True to let zarr write"
+                f"{set_by('numcodecs_bytes.write_in_place')}: {why_aside.get('arrays', 'why')}; or "
+                "set write_in_place to True to let zarr write, if nothing else writes meanwhile"
             )
         pipeline: Any = super()
         return await pipeline.write(*args, **kwargs)
