@@ -24,7 +24,6 @@ __all__ = ["Bytes", "SyncReader", "__version__", "dask_chunks", "trace", "why_re
 
 __version__ = "0.1.0"
 
-
 _MODULES = {"SyncReader": "sync_reader", "why_read_whole": "_tools.partial_reads"}
 # The modules of what people look for here.
 _ELSEWHERE = {"BytesCodec": "zarr_codec", "check": "check", "migrate": "migrate"}

@@ -262,10 +262,8 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         """Return `out` as an array of the elements that are decoded into it."""
         out_view = _as_array(out)
         if isinstance(out, np.generic) or not out_view.flags.writeable:
-            raise ValueError(
-                f"out must be writable, got a read-only {type(out).__name__}; pass an array, or a "
-                "bytearray, that is not"
-            )
+            got = type(out).__name__
+            raise ValueError(f"out must be writable, got a read-only {got}; pass a writable array")
         dtype = out_view.dtype
         check_storable(dtype)
         if self.dtype is None:

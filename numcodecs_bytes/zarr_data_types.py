@@ -146,9 +146,7 @@ class RawBits(_NoMatch, zarr.dtype.RawBytes):
         name = _name_in(data)
         if isinstance(name, str) and name.startswith("r") and (dtype := dtype_from_name(name)):
             return cls(length=dtype.itemsize)
-        raise DataTypeValidationError(
-            f"not a raw data type: got {data!r}, expected 'r8', 'r16', ..."
-        )
+        raise DataTypeValidationError(f"not a raw data type such as 'r16': {data!r}")
 
     def to_json(self, zarr_format: ZarrFormat) -> Any:
         """Return the data type as it is written in metadata."""
@@ -371,24 +369,19 @@ class Struct(_NoMatch, _HasByteOrder, zarr.dtype.Structured):
             return self.cast_scalar(decode_array(np.frombuffer(raw, np.uint8), stored, dtype)[0])
         if not isinstance(data, Mapping):
             raise _not_a_value("struct", data, "a JSON object of its fields")
-        values = []
+        values = {name: field.default_scalar() for name, field in self.fields}
         for name, field in self.fields:
             with _of_field(name):
-                values.append(
-                    field.from_json_scalar(data[name], zarr_format=zarr_format)
-                    if name in data
-                    else field.default_scalar()
-                )
-        return self.cast_scalar(tuple(values))
+                if name in data:
+                    values[name] = field.from_json_scalar(data[name], zarr_format=zarr_format)
+        return self.cast_scalar(tuple(values.values()))
 
     def to_json_scalar(self, data: object, *, zarr_format: ZarrFormat) -> Any:
         """Return a scalar as a fill value in metadata."""
         scalar = self.cast_scalar(data)
         if zarr_format == 2:
             return super().to_json_scalar(scalar, zarr_format=zarr_format)
-        return {
-            name: field.to_json_scalar(scalar[name], zarr_format=3) for name, field in self.fields
-        }
+        return {n: d.to_json_scalar(scalar[n], zarr_format=3) for n, d in self.fields}
 
 
 def _parse_field(field: Any) -> tuple[str, AnyDataType]:

@@ -48,8 +48,6 @@ _REMEDIES: dict[type[Exception], str] = {
     ZarrFails: "",
 }
 
-_TYPES_OF_NUMPY: tuple[type, ...] = (np.ndarray, np.memmap)
-
 # Writes chunks from an array in host memory, in which each has its `out_selection`.
 Write = Callable[[Sequence[ChunkWrite], Array], Awaitable[None]]
 
@@ -63,8 +61,8 @@ class Values:
         # Whether they may be mapped from a file, which a write may change.
         self.may_be_mapped = may_be_mapped(self._array)
         # Whether zarr passes them on to codecs as they are.
-        is_of_numpy = type(self._array) in _TYPES_OF_NUMPY
-        self.are_of_known_kind = is_of_numpy and type(buffer) is cpu.NDBuffer
+        kind: Any = type(self._array)
+        self.are_of_known_kind = kind in (np.ndarray, np.memmap) and type(buffer) is cpu.NDBuffer
 
     @property
     def num_bytes(self) -> float:
@@ -191,11 +189,9 @@ def _check_in_place(layout: Layout, values: Values, *, is_on: bool) -> None:
     if layout.element_codecs is not None:
         raise LeftToZarr("codecs convert its elements")
     if values.may_be_mapped and values.num_bytes > MAPPED_COPY_BYTES:
-        limit = f"{MAPPED_COPY_BYTES >> 20} MiB"
-        raise LeftToZarr(
-            f"the values take more than {limit}, and may be mapped from a file (write smaller "
-            "parts, or copy the values by np.array)"
-        )
+        size = f"{MAPPED_COPY_BYTES >> 20} MiB"
+        why = f"the values take more than {size}, and may be mapped from a file"
+        raise LeftToZarr(f"{why} (write smaller parts, or copy them by np.array)")
     if not is_on:  # last: setting it to True helps
         raise LeftToZarr(
             "numcodecs_bytes.write_in_place is off; set it to True in zarr's config to switch it on"

@@ -43,7 +43,6 @@ _TEMPORARY = ".in-place.partial"
 # are here, so they can't be those of other files.
 _may_be_locked: dict[int, int] = {}
 
-
 # The threads that fork this process now, and a new object for each fork that begins.
 _forking: dict[int, None] = {}
 _last_fork: deque[object] = deque([None], maxlen=1)

@@ -66,11 +66,10 @@ def _parse_classes(value: object) -> list[type]:
     classes = []
     for named in _as_list(value):
         kind = _resolve(named) if isinstance(named, str) else named
-        if kind is None:
-            continue
-        if not isinstance(kind, type):
+        if isinstance(kind, type):
+            classes.append(kind)
+        elif kind is not None:
             raise TypeError(f"{named!r} is not a class")
-        classes.append(kind)
     return classes
 
 
