@@ -44,7 +44,7 @@ _LET_ZARR_WRITE = (
 _REMEDIES: dict[type[Exception], str] = {
     Compressed: f"create the array with compressors=None, or {_LET_ZARR_WRITE}",
     # zarr would replace a file that somebody has protected, perhaps on purpose.
-    Protected: "if the array may be changed, get the permission to write its files and folders",
+    Protected: "if the array may change, get permission to read and write its files and folders",
     ZarrFails: "",
 }
 

@@ -625,7 +625,7 @@ class TestAdvice:
 
         array = zarr.open_array(tmp_path)
         monkeypatch.setattr(os, "open", refuse)
-        remedy = "if the array may be changed, get the permission to write its files and folders"
+        remedy = "if the array may change, get permission to read and write its files and folders"
         assert self.refused(array).endswith(f"opened for writing (Permission denied); {remedy}")
 
 
