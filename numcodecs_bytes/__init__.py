@@ -24,8 +24,9 @@ __all__ = ["Bytes", "SyncReader", "__version__", "dask_chunks", "trace", "why_re
 
 __version__ = "0.1.0"
 
-
 _MODULES = {"SyncReader": "sync_reader", "why_read_whole": "_tools.partial_reads"}
+# The modules of what people look for here.
+_ELSEWHERE = {"BytesCodec": "zarr_codec", "check": "check", "migrate": "migrate"}
 
 
 def __dir__() -> list[str]:
@@ -36,6 +37,9 @@ def __getattr__(name: str) -> Any:
     """Import what imports zarr when it is first needed."""
     if name in _MODULES:
         return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    how = f": import {__name__}.{name}, and call {__name__}.{name}.{name}(...)"
-    how = how if name in ("check", "migrate") else ""
+    module, how = f"{__name__}.{_ELSEWHERE.get(name)}", ""
+    if name in _ELSEWHERE:
+        how = f": import {module}, and call {module}.{name}(...)"
+    if name == "BytesCodec":
+        how += f"; or, for numcodecs and Zarr v2, call {__name__}.Bytes(...)"
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{how}")

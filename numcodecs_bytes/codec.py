@@ -13,6 +13,7 @@ Without it, the codec does not know the size of elements when it decodes, and ra
 wherever a wrong guess would return wrong values.
 """
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self, TypeVar, overload
 
@@ -208,11 +209,13 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         if pack_dtype(elements.dtype) == pack_dtype(self.dtype):
             return elements
         if elements.dtype != np.uint8:
-            got, expected = dtype_to_json(elements.dtype), dtype_to_json(self.dtype)
-            raise TypeError(  # `str` of a dtype in native byte order hides that
-                f"the array's data type is not that of the codec: got {got!r}, expected "
-                f"{expected!r}; set dtype in the configuration of the bytes codec to {got!r}; "
-                "or, if you call encode yourself, convert the array with astype"
+            # `str` of a dtype in native byte order hides that.
+            dtypes = elements.dtype, self.dtype
+            got, expected = [json.dumps(dtype_to_json(dtype)) for dtype in dtypes]
+            raise TypeError(
+                f"the array's data type is not that of the codec: got {got}, expected {expected}; "
+                f"set dtype in the configuration of the bytes codec to {got}; or, if you call "
+                "encode yourself, convert the array with astype"
             )
         raw = _flat_bytes(elements)
         self._check_whole(raw, self.dtype.itemsize)
@@ -230,11 +233,11 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         if not has_byte_order(dtype):
             self._check_untyped()
         elif self.endian and dtype not in map(dtype.newbyteorder, ("=", self.endian)):
+            added = json.dumps(dtype_to_json(pack_dtype(dtype)))
             raise ValueError(
                 f"the byte order of the array would be lost: got {dtype}, to be stored as "
                 f"{self.endian}-endian without dtype, expected native byte order; add "
-                f'"dtype": {dtype_to_json(pack_dtype(dtype))!r} to the configuration of the '
-                "bytes codec"
+                f'"dtype": {added} to the configuration of the bytes codec'
             )
 
     def _check_untyped(self) -> None:
@@ -247,20 +250,20 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
                 "when decoding, pass an out of that dtype"
             )
 
-    def _check_whole(self, raw: Array, item_size: int) -> None:
+    def _check_whole(self, raw: Array, item_size: int, whose: str = "") -> None:
         if raw.size % item_size:
             raise ValueError(
-                f"the bytes do not hold a whole number of elements: got {raw.size} bytes, expected "
-                f"a multiple of {item_size} for {self.dtype}"
+                f"the bytes{whose} do not hold a whole number of elements: got {raw.size} bytes, "
+                f"expected a multiple of {item_size} for {self.dtype}; they are truncated, or of "
+                "another data type"
             )
 
     def _out_view(self, out: "ArrayOrBuffer") -> Array:
         """Return `out` as an array of the elements that are decoded into it."""
         out_view = _as_array(out)
         if isinstance(out, np.generic) or not out_view.flags.writeable:
-            raise ValueError(
-                f"out must be writable, got a read-only {type(out).__name__}; pass a copy"
-            )
+            got = type(out).__name__
+            raise ValueError(f"out must be writable, got a read-only {got}; pass a writable array")
         dtype = out_view.dtype
         check_storable(dtype)
         if self.dtype is None:
@@ -280,7 +283,7 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
                 f"{out_view.shape} of {out_view.dtype}; pass an out of {self.dtype}"
             )
         memory = as_bytes(out_view)
-        self._check_whole(memory, self.dtype.itemsize)
+        self._check_whole(memory, self.dtype.itemsize, " of out")
         return memory.view(self.dtype)
 
 

@@ -8,7 +8,7 @@ it hands to the array.
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import zarr
@@ -114,6 +114,9 @@ class SyncReader:
         if not self.shape:
             raise TypeError("len() of an array without axes")
         return self.shape[0]
+
+    def __setitem__(self, selection: Any, value: Any) -> NoReturn:
+        raise TypeError("a SyncReader only reads; write by its array: reader.array[...] = values")
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return self._array.__array__(*args, **kwargs)

@@ -192,7 +192,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         if array.shape != chunk_spec.shape and array.size != math.prod(chunk_spec.shape):
             raise ValueError(
                 f"array does not fit the chunk: got shape {array.shape}, expected "
-                f"{chunk_spec.shape}"
+                f"{chunk_spec.shape}; use filters that keep the number of elements"
             )
         if array.dtype != dtype:
             stored = self._stored_dtype(array.dtype)

@@ -46,6 +46,7 @@ from numcodecs_bytes._core.dtypes import (
     why_missing,
 )
 from numcodecs_bytes._core.invalid_bytes import with_valid_bytes
+from numcodecs_bytes._zarr_api.names import add_name_of_array
 from numcodecs_bytes._zarr_api.versions import DataTypeValidationError, check_class
 
 AnyDataType = zarr.dtype.ZDType[Any, Any]
@@ -114,7 +115,9 @@ def _item(data: object) -> object:
 
 def _not_a_value(name: object, data: object, expected: str) -> TypeError:
     """Return the error for an invalid value: TypeError, as zarr hides the text of a ValueError."""
-    return TypeError(f"not a value of {name}: got {data!r}, expected {expected}")
+    error = TypeError(f"not a value of {name}: got {data!r}, expected {expected}")
+    add_name_of_array(error)
+    return error
 
 
 def _from_base64(data: object, num_bytes: int) -> bytes | None:
@@ -143,9 +146,7 @@ class RawBits(_NoMatch, zarr.dtype.RawBytes):
         name = _name_in(data)
         if isinstance(name, str) and name.startswith("r") and (dtype := dtype_from_name(name)):
             return cls(length=dtype.itemsize)
-        raise DataTypeValidationError(
-            f"not a raw data type: got {data!r}, expected 'r8', 'r16', ..."
-        )
+        raise DataTypeValidationError(f"not a raw data type such as 'r16': {data!r}")
 
     def to_json(self, zarr_format: ZarrFormat) -> Any:
         """Return the data type as it is written in metadata."""
@@ -318,7 +319,7 @@ class _HasByteOrder(HasEndianness):
         if isinstance(self, _Complex):
             raise TypeError(
                 f"ml_dtypes byte-swaps {self._row.name} incorrectly, and zarr's own bytes codec "
-                "relies on that; use the bytes codec of numcodecs_bytes"
+                "relies on that; do not set codecs.bytes in zarr's config, so that ours is used"
             )
         return dtype.newbyteorder(self.endianness)
 
@@ -368,24 +369,19 @@ class Struct(_NoMatch, _HasByteOrder, zarr.dtype.Structured):
             return self.cast_scalar(decode_array(np.frombuffer(raw, np.uint8), stored, dtype)[0])
         if not isinstance(data, Mapping):
             raise _not_a_value("struct", data, "a JSON object of its fields")
-        values = []
+        values = {name: field.default_scalar() for name, field in self.fields}
         for name, field in self.fields:
             with _of_field(name):
-                values.append(
-                    field.from_json_scalar(data[name], zarr_format=zarr_format)
-                    if name in data
-                    else field.default_scalar()
-                )
-        return self.cast_scalar(tuple(values))
+                if name in data:
+                    values[name] = field.from_json_scalar(data[name], zarr_format=zarr_format)
+        return self.cast_scalar(tuple(values.values()))
 
     def to_json_scalar(self, data: object, *, zarr_format: ZarrFormat) -> Any:
         """Return a scalar as a fill value in metadata."""
         scalar = self.cast_scalar(data)
         if zarr_format == 2:
             return super().to_json_scalar(scalar, zarr_format=zarr_format)
-        return {
-            name: field.to_json_scalar(scalar[name], zarr_format=3) for name, field in self.fields
-        }
+        return {n: d.to_json_scalar(scalar[n], zarr_format=3) for n, d in self.fields}
 
 
 def _parse_field(field: Any) -> tuple[str, AnyDataType]:

@@ -179,7 +179,7 @@ class TestUnknownKeys:
         with zarr.config.set({key: True}):
             assert num_in_place(path) == 0
         (said,) = caplog.messages
-        assert said.startswith(f"{key} (did you mean {KEY}?) in zarr's config has no effect")
+        assert said.startswith(f"{key} (did you mean {KEY}?) has no effect: the options of")
 
     @pytest.mark.parametrize("key", ["numcodecs_bytes.in_place", "numcodecs_byte.write_in_place"])
     def test_keys_that_are_set_after_an_array_is_opened(self, key, caplog):
@@ -189,7 +189,23 @@ class TestUnknownKeys:
             array[1:2] = 1
         (said,) = caplog.messages
         assert said.startswith(key.removesuffix(".write_in_place"))
-        assert "in zarr's config has no effect" in said
+        assert "has no effect" in said
+
+    @pytest.mark.parametrize(
+        "name", ["NUMCODECS_BYTES__MAX_GAP_BYTES", "NUMCODECS_BYTES_UNTESTED_ZARR"]
+    )
+    def test_variables_without_the_prefix_of_zarr(self, name, path):
+        """They had no effect, in silence; those of others, such as that of our tests, have none."""
+        variables = {name: "1", "NUMCODECS_BYTES_TESTS": "sample"}
+        done = run_program("-c", WRITE * 2, path, **variables)
+        assert done.stdout.split() == ["0", "0"]
+        meant = f"ZARR_NUMCODECS_BYTES__{name.removeprefix('NUMCODECS_BYTES').lstrip('_')}"
+        assert done.stderr.count(f"{name} (did you mean {meant}?) has no effect") == 1
+        assert "NUMCODECS_BYTES_TESTS" not in done.stderr
+        done = run_program("-m", "numcodecs_bytes", status=1, **variables)
+        assert f"{name} (did you mean {meant}?) has no effect" in done.stdout
+        done = run_program("-c", WRITE, path, **{meant: "1"})
+        assert not done.stderr
 
     def test_keys_that_a_thread_sets_meanwhile(self, path, monkeypatch):
         """A read that met the start or the end of another thread's scope raised RuntimeError."""

@@ -231,6 +231,7 @@ for value in (zarr.open_array(PATH), pickle.loads(pickle.dumps(array))):
         value[1:] = 9
     except RuntimeError as error:
         print(str(error).partition(",")[0].replace(" ", "_"))
+        assert "was tested with zarr" in str(error) and "let zarr write, if" in str(error)
 print(*array[:])
 """
 

@@ -6,6 +6,7 @@ import itertools
 import os
 import pickle
 import random
+import re
 import sys
 import threading
 import tracemalloc
@@ -670,12 +671,34 @@ class TestLikeAnArray:
         ):
             SyncReader(other)
 
-    def test_of_a_group(self):
-        group = zarr.create_group({})
-        with pytest.raises(
-            TypeError, match='got .*Group; pass one of its arrays, group\\["NAME"\\]'
-        ):
-            SyncReader(group)
+    def test_of_what_has_an_array(self, tmp_path):
+        """It was told to open the array, which it has."""
+        group = zarr.create_group(tmp_path)
+        array = group.create_array("NAME", shape=3, dtype="f4", dimension_names=["x"])
+        others = {
+            'Group; pass one of its arrays, group["NAME"]': (group, lambda: group["NAME"]),
+            "SyncReader; pass its array, reader.array": (SyncReader(array), lambda: array),
+            "AsyncArray; pass zarr.Array(async_array)": (
+                array.async_array,
+                lambda: zarr.Array(array.async_array),
+            ),
+        }
+        if xarray := module_or_none("xarray"):
+            opened = xarray.open_zarr(tmp_path, consolidated=False, chunks=None)["NAME"]
+            how = 'DataArray; pass the array in its store, zarr.open_group(STORE, mode="r")["NAME"]'
+            others[how] = opened, lambda: zarr.open_group(tmp_path, mode="r")["NAME"]
+        for said, (other, follow) in others.items():
+            with pytest.raises(TypeError, match=f"^SyncReader takes a .*{re.escape(said)}$"):
+                SyncReader(other)
+            assert SyncReader(follow())[1] == 0
+
+    def test_it_does_not_write(self, array):
+        """Python said that it "does not support item assignment"."""
+        reader = SyncReader(array)
+        with pytest.raises(TypeError, match=r"only reads; write by its array: reader\.array\["):
+            reader[0] = 7
+        reader.array[0] = 7
+        assert reader[0].tolist() == [7] * 7
 
     def test_repr_says_whether_it_reads_itself(self, array):
         assert repr(SyncReader(array)).endswith(": small selections are read directly>")

@@ -226,8 +226,9 @@ class TestFillValues:
     )
     def test_invalid_fill_values_are_refused(self, tmp_path, name, data, message):
         path = write_array(tmp_path, None, name, [bytes_codec("little")], fill_value=data)
-        with pytest.raises(TypeError, match=message):
+        with pytest.raises(TypeError, match=message) as caught:
             zarr.open_array(path)
+        assert caught.value.__notes__ == [f"while opening or creating {path.as_uri()}"]
 
     @pytest.mark.parametrize(
         ("name", "value"),

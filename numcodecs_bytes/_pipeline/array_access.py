@@ -36,13 +36,9 @@ from numcodecs_bytes._sources.stores import (
     may_be_cached,
     store_of,
 )
+from numcodecs_bytes._zarr_api import options
 from numcodecs_bytes._zarr_api.batch_items import ChunkRequest
 from numcodecs_bytes._zarr_api.names import keys_are_v2, name_of_store, path_of_array
-from numcodecs_bytes._zarr_api.options import (
-    max_gap_bytes,
-    warn_of_other_pipeline,
-    warn_of_unknown_keys,
-)
 from numcodecs_bytes._zarr_api.pickling import PickledAsConfigured
 from numcodecs_bytes._zarr_api.v2_codec import V2Codec
 from numcodecs_bytes._zarr_api.versions import COPIES_SWAP_BYTES
@@ -206,7 +202,8 @@ class ArrayAccess:
             raise_interrupt(why.__cause__)  # an interrupt must not become the cached reason
             return found._replace(why_left=why.without_frames())
         is_short = _is_short_object(locator, byte_getter.path, layout)
-        return found._replace(locator=locator, max_gap=max_gap_bytes(), are_short_objects=is_short)
+        max_gap = options.max_gap_bytes()
+        return found._replace(locator=locator, max_gap=max_gap, are_short_objects=is_short)
 
     def chunks_of(self, array: AnyArray) -> ArrayChunks:
         """Return the chunks of the array; raise `LeftToZarr` if zarr has to read them."""
@@ -219,8 +216,7 @@ class ArrayAccess:
         first = array.store_path / metadata.encode_chunk_key((0,) * array.ndim)
         prefix = f"{array.path}/" if array.path else ""
         may_be_missing = getattr(array.config, "read_missing_chunks", True)  # new in zarr 3.4
-        layout = self.layout_of(spec)
-        order = array.order
+        layout, order = self.layout_of(spec), array.order
         inner = layout.inner if isinstance(layout, ShardLayout) else layout
         forms = FormCache(metadata.shape, inner, order)
         return ArrayChunks(
@@ -269,8 +265,8 @@ class ArrayAccessMixin(PickledAsConfigured):
     @classmethod
     def from_codecs(cls, codecs: Iterable[Any], **settings: Any) -> Any:
         """Return a pipeline of the codecs, like zarr's."""
-        warn_of_unknown_keys()
-        warn_of_other_pipeline("used")
+        options.warn_of_unknown_keys()
+        options.warn_of_other_pipeline("used")
         codecs = list(codecs)
         for position, codec in enumerate(codecs if COPIES_SWAP_BYTES else ()):
             if type(codec) is BytesCodec:
@@ -311,11 +307,11 @@ def _buffers() -> object:
 def _options() -> object:
     """Return a copy of the options that are set, faster than `zarr.config.get`."""
     config = zarr.config.config
-    options = config.get("numcodecs_bytes") or config.get("numcodecs-bytes")  # as YAML may write it
-    if not isinstance(options, dict):
-        return options
+    given = config.get("numcodecs_bytes") or config.get("numcodecs-bytes")  # as YAML may write it
+    if not isinstance(given, dict):
+        return given
     # Other threads may set options meanwhile, and the list of classes may be changed in place.
-    names_and_values = list(options.items())
+    names_and_values = list(given.items())
     return {name: list(v) if isinstance(v, list) else v for name, v in names_and_values}
 
 

@@ -1,6 +1,5 @@
 """Own bugs while a batch is read or written: zarr does it instead."""
 
-import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -8,6 +7,7 @@ from functools import partial
 from numcodecs_bytes._pipeline.array_access import ArrayAccess
 from numcodecs_bytes._plan.outcome import HasOutcome, LeftToZarr, leave_to_zarr
 from numcodecs_bytes._runtime import own_bugs
+from numcodecs_bytes._zarr_api.names import add_note
 
 
 @dataclass(slots=True, eq=False)
@@ -39,8 +39,7 @@ class BatchBugs:
         if self.stops_reads:
             self.access.own_bug = name
         if name:
-            with contextlib.suppress(AttributeError, TypeError):  # some errors are immutable
-                error.add_note(f"before, numcodecs_bytes itself had failed: {name}")
+            add_note(error, f"before, numcodecs_bytes itself had failed: {name}")
 
 
 def _summary_of(error: Exception) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import zarr
 import zarr.registry
 
-from numcodecs_bytes._zarr_api.defaults import make_default
+from numcodecs_bytes._zarr_api.defaults import make_default, why_aside
 from numcodecs_bytes._zarr_api.options import set_by, write_in_place
 from numcodecs_bytes._zarr_api.pickling import PickledAsConfigured
 
@@ -30,16 +30,14 @@ with contextlib.suppress(ImportError, AttributeError):
 class _WritesUnlessRequired(PickledAsConfigured):
     """Mixin for one of zarr's pipelines."""
 
-    __module__ = _MODULE
-
     async def write(self, *args: Any, **kwargs: Any) -> Any:
         """Write like zarr, unless parts of chunks must be written in place."""
         self._check_required_is_set()
         if write_in_place() == "require":
+            key, why = write_in_place.key, why_aside.get("arrays", "arrays are left to zarr")
             raise RuntimeError(
-                "nothing can be written in place, but numcodecs_bytes.write_in_place is 'require'"
-                f"{set_by('numcodecs_bytes.write_in_place')}: this package does not know zarr "
-                f"{zarr.__version__}, and leaves arrays to it; set it to True to let zarr write"
+                f"nothing can be written in place, but {key} is 'require'{set_by(key)}: {why}; "
+                f"or set {key} to True to let zarr write, if nothing else writes to it meanwhile"
             )
         pipeline: Any = super()
         return await pipeline.write(*args, **kwargs)
@@ -48,16 +46,13 @@ class _WritesUnlessRequired(PickledAsConfigured):
 class BatchedBytesPipeline(_WritesUnlessRequired, _default):  # type: ignore[misc]
     """zarr's default pipeline."""
 
-    __module__ = _MODULE
-
 
 class FusedBytesPipeline(_WritesUnlessRequired, _fused):  # type: ignore[misc]
     """zarr's fused pipeline, or else its default one."""
 
-    __module__ = _MODULE
-
 
 for pipeline in (BatchedBytesPipeline, FusedBytesPipeline):
+    pipeline.__module__ = _MODULE
     zarr.registry.register_pipeline(pipeline)
 # One is the default, as "require" may be set later. If that fails, zarr's config may name them.
 with contextlib.suppress(*_OF_ANOTHER_CONFIG):

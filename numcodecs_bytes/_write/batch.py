@@ -44,11 +44,9 @@ _LET_ZARR_WRITE = (
 _REMEDIES: dict[type[Exception], str] = {
     Compressed: f"create the array with compressors=None, or {_LET_ZARR_WRITE}",
     # zarr would replace a file that somebody has protected, perhaps on purpose.
-    Protected: "if the array may be changed, get the permission to read and write its files",
+    Protected: "if the array may change, get permission to read and write its files and folders",
     ZarrFails: "",
 }
-
-_TYPES_OF_NUMPY: tuple[type, ...] = (np.ndarray, np.memmap)
 
 # Writes chunks from an array in host memory, in which each has its `out_selection`.
 Write = Callable[[Sequence[ChunkWrite], Array], Awaitable[None]]
@@ -63,8 +61,8 @@ class Values:
         # Whether they may be mapped from a file, which a write may change.
         self.may_be_mapped = may_be_mapped(self._array)
         # Whether zarr passes them on to codecs as they are.
-        is_of_numpy = type(self._array) in _TYPES_OF_NUMPY
-        self.are_of_known_kind = is_of_numpy and type(buffer) is cpu.NDBuffer
+        kind: Any = type(self._array)
+        self.are_of_known_kind = kind in (np.ndarray, np.memmap) and type(buffer) is cpu.NDBuffer
 
     @property
     def num_bytes(self) -> float:
@@ -175,15 +173,15 @@ def _plan_chunk(
 
 def _find_path(setter: Any) -> str:
     """Return the path of a chunk's file; raise `LeftToZarr` if zarr has to write it."""
+    store = store_of(setter)
+    if store.read_only:  # first, because setting the option to True does not help
+        remedy = 'open the array or group with mode="r+", and pass no read-only store'
+        raise ZarrFails(f"the store is read-only; {remedy}")
     if locks.fcntl is None:  # Windows: there, zarr also tries again to replace a file
         raise LeftToZarr("this system has no flock")
-    store = store_of(setter)
     if type(store) is not LocalStore:
         raise LeftToZarr(f"{name_of_class(store)} is not zarr's LocalStore")
-    root = root_of(store)
-    if store.read_only:
-        raise ZarrFails("the store is read-only")
-    return path_of_file(root, setter.path)
+    return path_of_file(root_of(store), setter.path)
 
 
 def _check_in_place(layout: Layout, values: Values, *, is_on: bool) -> None:
@@ -191,8 +189,9 @@ def _check_in_place(layout: Layout, values: Values, *, is_on: bool) -> None:
     if layout.element_codecs is not None:
         raise LeftToZarr("codecs convert its elements")
     if values.may_be_mapped and values.num_bytes > MAPPED_COPY_BYTES:
-        limit = f"{MAPPED_COPY_BYTES >> 20} MiB"
-        raise LeftToZarr(f"the values take more than {limit}, and may be mapped from a file")
+        size = f"{MAPPED_COPY_BYTES >> 20} MiB"
+        why = f"the values take more than {size}, and may be mapped from a file"
+        raise LeftToZarr(f"{why} (write smaller parts, or copy them by np.array)")
     if not is_on:  # last: setting it to True helps
         raise LeftToZarr(
             "numcodecs_bytes.write_in_place is off; set it to True in zarr's config to switch it on"

@@ -35,11 +35,10 @@ class ChunkWrite:
     """What is written to a part of a chunk, or all of it, and what became of it."""
 
     request: ChunkRequest  # zarr's, which is passed on if the chunk is left to zarr
-    # These two are set unless zarr writes the chunk.
-    out_selection: OutSelection = field(
-        init=False
-    )  # its region in the values, or in a box on a GPU
-    layout: Layout = field(init=False)  # of the chunk, or of the inner chunks of a shard
+    # Set unless zarr writes the chunk: its region in the values, or in a box on a GPU; and the
+    # layout of the chunk, or of the inner chunks of a shard.
+    out_selection: OutSelection = field(init=False)
+    layout: Layout = field(init=False)
     shard: ShardLayout | None = None  # None if the chunk is no shard
     path: str = ""  # of its file; "" if zarr writes it
     outcome: Outcome = PENDING

@@ -43,7 +43,6 @@ _TEMPORARY = ".in-place.partial"
 # are here, so they can't be those of other files.
 _may_be_locked: dict[int, int] = {}
 
-
 # The threads that fork this process now, and a new object for each fork that begins.
 _forking: dict[int, None] = {}
 _last_fork: deque[object] = deque([None], maxlen=1)
@@ -137,8 +136,8 @@ def _open(path: str) -> int | None:
     with contextlib.suppress(FileNotFoundError), _explained("opened for writing"):
         mode = os.lstat(path).st_mode
         if not stat.S_ISREG(mode):
-            what = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
-            raise LeftToZarr(f"it is {what}")
+            link = "a symbolic link, which zarr replaces by a file"
+            raise LeftToZarr(f"it is {link if stat.S_ISLNK(mode) else 'not a regular file'}")
         return _open_to_lock(partial(os.open, path, os.O_RDWR))
     return None
 
@@ -209,7 +208,7 @@ def _refuse_other_names(descriptor: int, path: str) -> None:
     if is_temporary or os.fstat(descriptor).st_nlink == 1:
         raise ReplacedError
     check_name(descriptor, path)
-    raise LeftToZarr("it has another name (a hard link)")
+    raise LeftToZarr("it has another name (a hard link), which keeps the old values if zarr writes")
 
 
 def _name_by_inode(path: str, status: os.stat_result) -> str:
@@ -283,5 +282,6 @@ def _explained(
         raise
     except OSError as error:
         kinds = {errno.EROFS: ZarrFails, errno.EACCES: Protected}
-        kind = kinds.get(error.errno or 0, LeftToZarr)
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        kind = ZarrFails if is_full else kinds.get(error.errno or 0, LeftToZarr)
         raise kind(f"it can't be {what} ({error.strerror})") from error

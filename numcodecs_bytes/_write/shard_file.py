@@ -56,8 +56,7 @@ class ShardFile(WritableFile[AnyShardPlan]):
         raw = np.empty(self._shard.index_bytes, np.uint8)
         files.read_exactly(file.descriptor, self._shard.index_start(file.num_bytes), raw.data)
         index = index_of(self._shard, raw)
-        end = self._check_index(index, file.num_bytes)
-        return self._space(file, index, end)
+        return self._space(file, index, self._check_index(index, file.num_bytes))
 
     def _space(self, file: LockedFile | None, index: UInt64Array, end: int) -> FileSpace:
         """Return what has space in a file, in its order, and what has none."""

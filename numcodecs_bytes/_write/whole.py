@@ -38,10 +38,7 @@ SLOW_SECONDS = 5e-4
 
 
 async def write_whole(
-    chunks: Sequence[ChunkWrite],
-    values: Array,
-    drop_axes: tuple[int, ...],
-    num_threads: int | None,
+    chunks: Sequence[ChunkWrite], values: Array, drop_axes: tuple[int, ...], num_threads: int | None
 ) -> None:
     """Write whole chunks, and record the outcome of each.
 
@@ -59,14 +56,11 @@ async def write_whole(
             leave_to_zarr([chunk], why)
 
     num_bytes, num_default = chunks[0].layout.num_bytes, 1
+    slow_seconds = SLOW_SECONDS * (1 + (num_bytes >> 17))
     if num_bytes >= LARGE_WHOLE_BYTES and len(chunks) > 1:
         num_default = min(2 * num_cores(), concurrency() or MAX_FILE_THREADS)
     await write_each(
-        chunks,
-        write,
-        num_threads=num_threads,
-        num_default=num_default,
-        slow_seconds=SLOW_SECONDS * (1 + (num_bytes >> 17)),
+        chunks, write, num_threads=num_threads, num_default=num_default, slow_seconds=slow_seconds
     )
 
 

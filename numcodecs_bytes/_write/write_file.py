@@ -85,7 +85,8 @@ def elements_of(
 
     They are broadcast as NumPy would assign them.
     """
-    if values.shape != ():
+    given = values.shape
+    if given != ():
         values = values[out_selection]
     if not shape:  # NumPy assigns a masked value to a single element as NaN, or raises
         element: Array = np.empty(1, layout.dtype)
@@ -102,8 +103,11 @@ def elements_of(
         return np.broadcast_to(values, shape)
     except ValueError as error:
         raise_if_of_caller(error)
-        message = f"can't write values of shape {values.shape} to a selection of shape {shape}"
-        raise ValueError(f"{message} in a chunk") from None
+        others = "" if values.shape == given else f" (all values have shape {given})"
+        raise ValueError(
+            f"can't write values of shape {values.shape} to a selection of shape {shape} in a chunk"
+            f"{others}; pass a single value, or values of the shape of the selection"
+        ) from None
 
 
 def write_all(

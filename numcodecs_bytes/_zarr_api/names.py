@@ -25,14 +25,17 @@ def name_of_class(instance: object) -> str:
     return name_of_type(type(instance))
 
 
+_HOW_TO_GET_ARRAY = {  # by the name of the class that was passed instead
+    "Group": 'pass one of its arrays, group["NAME"]',
+    "SyncReader": "pass its array, reader.array",
+    "AsyncArray": "pass zarr.Array(async_array)",
+    "DataArray": 'pass the array in its store, zarr.open_group(STORE, mode="r")["NAME"]',
+}
+
+
 def instead_of_array(instance: object) -> str:
     """Return what was passed instead of an array, and how to get one."""
-    is_group = type(instance).__name__ == "Group"
-    how = (
-        'pass one of its arrays, group["NAME"]'
-        if is_group
-        else "open the array with zarr.open_array"
-    )
+    how = _HOW_TO_GET_ARRAY.get(type(instance).__name__, "open the array with zarr.open_array")
     return f"got {name_of_class(instance).removeprefix('builtins.')}; {how}"
 
 

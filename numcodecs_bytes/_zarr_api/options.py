@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import pkgutil
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,11 +66,10 @@ def _parse_classes(value: object) -> list[type]:
     classes = []
     for named in _as_list(value):
         kind = _resolve(named) if isinstance(named, str) else named
-        if kind is None:
-            continue
-        if not isinstance(kind, type):
+        if isinstance(kind, type):
+            classes.append(kind)
+        elif kind is not None:
             raise TypeError(f"{named!r} is not a class")
-        classes.append(kind)
     return classes
 
 
@@ -127,6 +127,9 @@ write_in_place = Option[WriteMode](
 OPTIONS = (max_gap_bytes, stores_with_ranges, untested_zarr, write_in_place)
 NAMES = tuple(option.key.partition(".")[2] for option in OPTIONS)
 _BARE_NAMES = {*NAMES, *[name.replace("_", "-") for name in NAMES]}  # without "numcodecs_bytes."
+# Environment variables without "ZARR_"; zarr, too, looks at them only once.
+_IS_BARE = re.compile(f"NUMCODECS_BYTES__?({'|'.join(NAMES).upper()})")
+_BARE_VARIABLES = [name for name in os.environ if _IS_BARE.fullmatch(name)]
 
 
 def classes_not_installed() -> list[str]:
@@ -138,8 +141,8 @@ def classes_not_installed() -> list[str]:
 
 
 def unknown_keys() -> list[str]:
-    """Return the keys of zarr's config that look like options of this package, but are not."""
-    unknown = []
+    """Return the keys and variables that look like options of this package, but are not."""
+    unknown = _BARE_VARIABLES.copy()
     # An untested zarr may have a config of another kind, which refuses such keys by itself.
     config: Any = getattr(zarr.config, "config", {})
     for section, options in list(config.items()):  # which other threads may change
@@ -157,9 +160,11 @@ def unknown_keys() -> list[str]:
 
 
 def did_you_mean(key: str) -> str:
-    """Return a question that names the option for which a key is misspelt, or ""."""
-    name = key.replace("-", "_").removeprefix("numcodecs_bytes").lstrip("._")
+    """Return a question that names what is meant by a misspelt key, or variable, or ""."""
+    name = key.lower().replace("-", "_").removeprefix("numcodecs_bytes").lstrip("._")
     meant = difflib.get_close_matches(name, NAMES, n=1)
+    if key in _BARE_VARIABLES:
+        return f" (did you mean ZARR_NUMCODECS_BYTES__{meant[0].upper()}?)"
     return f" (did you mean numcodecs_bytes.{meant[0]}?)" if meant else ""
 
 
@@ -171,8 +176,9 @@ def warn_of_unknown_keys() -> None:
     _warned.add(keys)
     # Logged, because a warning would blame a line of the program, but a file may have set the key.
     logging.getLogger("numcodecs_bytes").warning(
-        "%s in zarr's config %s no effect: the options of numcodecs_bytes are numcodecs_bytes.%s "
-        "(in environment variables, ZARR_NUMCODECS_BYTES__%s, with two underscores)",
+        "%s %s no effect: the options of numcodecs_bytes are keys of zarr's config, "
+        "numcodecs_bytes.%s (in environment variables, ZARR_NUMCODECS_BYTES__%s, with two "
+        "underscores)",
         ", ".join(f"{key}{did_you_mean(key)}" for key in keys),
         "has" if len(keys) == 1 else "have",
         ", numcodecs_bytes.".join(NAMES),
