@@ -6,10 +6,12 @@ Modules that import zarr are imported where they are needed, so that Ctrl-C work
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import importlib
 import json
 import logging
 import os
+import shlex
 import sys
 import time
 import warnings
@@ -21,7 +23,7 @@ from numcodecs_bytes import __version__
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.sizes import parse_size
-from numcodecs_bytes._tools.reporting import ArrayReport, Limits, ProgressBar
+from numcodecs_bytes._tools.reporting import ArrayReport, Limits, ProgressBar, printable
 from numcodecs_bytes._tools.requirements import unsupported_versions
 from numcodecs_bytes._tools.terminal import (
     Finding,
@@ -33,6 +35,7 @@ from numcodecs_bytes._tools.terminal import (
 )
 from numcodecs_bytes._zarr_api.names import plural
 
+_COMMANDS = ("check", "migrate")
 LONG_SECONDS = 10.0  # a command that takes longer should show its progress
 
 _STATUSES = (
@@ -254,9 +257,27 @@ def _add_migrate_options(migrate: argparse.ArgumentParser) -> None:
     migrate.add_argument("--exclude", metavar="PATH", action="append", default=[], help=text)
 
 
+def _advise_command(arguments: list[str]) -> str:
+    """Return what was probably meant if the first argument is no command, or ""."""
+    first, *others = arguments or ["-"]
+    if first in _COMMANDS or first.startswith("-"):
+        return ""
+    meant = difflib.get_close_matches(first, _COMMANDS, n=1)
+    if "." in first or os.access(first, os.F_OK) or not (meant or others):  # it is a store
+        meant, others = ["check"], arguments
+    if not meant:
+        return f"{first!r} is no command: expected {' or '.join(_COMMANDS)}"
+    line = shlex.join(["numcodecs-bytes", *meant, *others])
+    return f"{first!r} is no command: did you mean `{line}`?"
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    options = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = _parser()
+    if advice := _advise_command([each for each in arguments if each != "--json"]):
+        parser.error(printable(advice))
+    options = parser.parse_args(arguments)
     try:
         # It reads the user's settings; zarr 2 has no such module.
         imported = value_or_error(importlib.import_module, "zarr.dtype")

@@ -813,6 +813,23 @@ class TestCommand:
             assert main(["migrate", str(path), "--json"]) == 2
             assert json.loads(capsys.readouterr().out) == {"error": why}
 
+    @pytest.mark.parametrize(
+        ("arguments", "advice"),
+        [
+            ("a.zarr", "did you mean `numcodecs-bytes check a.zarr`?"),
+            ("--json data", "did you mean `numcodecs-bytes check data`?"),
+            (". --only-problems", "did you mean `numcodecs-bytes check . --only-problems`?"),
+            ("migrat data --undo", "did you mean `numcodecs-bytes migrate data --undo`?"),
+            ("undo data", "expected check or migrate"),
+        ],
+    )
+    def test_a_command_that_is_forgotten_or_mistyped(self, capsys, arguments, advice):
+        """The answer was "invalid choice: 'a.zarr'"."""
+        with pytest.raises(SystemExit, match="2"):
+            main(arguments.split())
+        first = arguments.removeprefix("--json ").split()[0]
+        assert capsys.readouterr().err.endswith(f"error: '{first}' is no command: {advice}\n")
+
     @pytest.mark.parametrize("command", ["migrate", pytest.param("check", marks=pytest.mark.long)])
     def test_a_closed_pipe_ends_the_report_alone(self, tmp_path, command):
         """`migrate STORE | head -1` stopped after two nodes, and said that a pipe is broken."""
@@ -841,8 +858,10 @@ class TestCommand:
         """An interruption while zarr has it open would destroy it."""
         with zarr.storage.ZipStore(tmp_path / name, mode="w") as store:
             create(store, random_array(">i2", SHAPE))
-            with pytest.raises(ValueError, match="zip"):
-                migrate(store)
+            wrapper = zarr.storage.LoggingStore(zarr.storage.WrapperStore(store))
+            for each in (store, wrapper):
+                with pytest.raises(ValueError, match="zip archive can't be changed: unpack it"):
+                    migrate(each)
         before = files_in(tmp_path)
         for options in ([], ["--dry-run"], ["--undo"]):
             for location in (tmp_path / name, "memory://a.zip"):
