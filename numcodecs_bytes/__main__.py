@@ -263,7 +263,8 @@ def _advise_command(arguments: list[str]) -> str:
     if first in _COMMANDS or first.startswith("-"):
         return ""
     meant = difflib.get_close_matches(first, _COMMANDS, n=1)
-    if "." in first or os.access(first, os.F_OK) or not (meant or others):  # it is a store
+    is_path = not first.isalpha() or os.access(first, os.F_OK)
+    if is_path or not (meant or others):
         meant, others = ["check"], arguments
     if not meant:
         return f"{first!r} is no command: expected {' or '.join(_COMMANDS)}"

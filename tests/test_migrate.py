@@ -818,6 +818,10 @@ class TestCommand:
         [
             ("a.zarr", "did you mean `numcodecs-bytes check a.zarr`?"),
             ("--json data", "did you mean `numcodecs-bytes check data`?"),
+            (
+                "s3://data/old --max-chunks 1",
+                "did you mean `numcodecs-bytes check s3://data/old --max-chunks 1`?",
+            ),
             (". --only-problems", "did you mean `numcodecs-bytes check . --only-problems`?"),
             ("migrat data --undo", "did you mean `numcodecs-bytes migrate data --undo`?"),
             ("undo data", "expected check or migrate"),
