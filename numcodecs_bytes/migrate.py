@@ -144,7 +144,10 @@ def migrate(  # noqa: PLR0913 # the options of the command
     reports, changes = _plan(opened, progress, exclude, overwrite=overwrite, undo=undo)
     if dry_run:
         return [replace(each, status=_PLANNED.get(each.status, each.status)) for each in reports]
-    _write(opened, changes, progress, "migrate --undo" if undo else "migrate")
+    command = "migrate --undo" if undo else "migrate"
+    _write(opened, changes, progress, command)
+    if changes:
+        _refuse_if_crossed(opened, reports, command)
     return reports
 
 
@@ -190,14 +193,30 @@ def _write(store: Store, changes: _Changes, progress: ProgressBar | None, comman
 
 
 def _refuse_if_changed(store: Store, key: str, change: _Change, command: str) -> None:
-    """Raise OSError if a document that is replaced or removed has changed since it was read."""
-    if change.previous is None:
-        return
-    current, known = document_at(store, key), [change.previous]
-    if change.document is not None:  # another `migrate` may have written it
-        known.append(change.document)
+    """Raise OSError if a document that is written or removed has changed since it was read."""
+    # Another `migrate` may have written the same.
+    known = [each for each in change if each is not None]
+    current = document_at(store, key)
     if isinstance(current, dict) and all(differing(current, each) for each in known):
         raise OSError(f"{key} has changed since it was read: run {command} again")
+
+
+def _refuse_if_crossed(store: Store, reports: list[NodeReport], command: str) -> None:
+    """Raise OSError if `migrate` and `migrate --undo` ran at once, so nodes may be hidden.
+
+    Each looks after it has written, so at least one of them notices.
+    """
+    is_present = {"migrated": True, "Zarr v3 already": True}
+    is_present |= {"undone": False, "Zarr v2 already": False}
+    for report in reports:
+        key = join(report.path, "zarr.json")
+        found = document_at(store, key) is not None
+        if found is not is_present.get(report.status, found):
+            done = "written" if found else "removed"
+            raise OSError(
+                f"{key} was {done} by another program meanwhile: run {command} again, "
+                "when that has ended"
+            )
 
 
 def _counted(
