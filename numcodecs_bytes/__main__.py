@@ -60,25 +60,18 @@ def _report(_options: argparse.Namespace) -> Iterator[Finding]:
     yield Finding(status, "\n".join(lines_of(document)), document=document)
 
 
-def _progress_bar(unit: str) -> contextlib.AbstractContextManager[ProgressBar | None]:
-    """Return a context manager of a progress bar, shown if stderr is a terminal, or of None."""
-    if sys.stderr is None:  # it is closed
-        return contextlib.nullcontext()
-    try:
-        tqdm = importlib.import_module("tqdm")  # optional
-    except ImportError:
-        return _without_bar()
-    bar: contextlib.AbstractContextManager[ProgressBar] = tqdm.tqdm(unit=unit, disable=None)
-    return bar
-
-
 @contextlib.contextmanager
-def _without_bar() -> Iterator[None]:
-    """Say on a terminal, after a long time, that there can be a progress bar."""
+def _progress_bar(unit: str) -> Iterator[ProgressBar | None]:
+    """Yield a progress bar, or None: then say on a terminal, after a long time, how to get one."""
     begun = time.monotonic()
-    yield
-    if sys.stderr.isatty() and time.monotonic() - begun > LONG_SECONDS:
-        print_to_stderr("for a progress bar, install tqdm: pip install tqdm")
+    tqdm = value_or_error(importlib.import_module, "tqdm")  # optional
+    if isinstance(tqdm, Exception) or sys.stderr is None:  # it is closed
+        yield None
+        if sys.stderr and sys.stderr.isatty() and time.monotonic() - begun > LONG_SECONDS:
+            print_to_stderr("for a progress bar, install tqdm: pip install tqdm")
+        return
+    with tqdm.tqdm(unit=unit, disable=None) as bar:
+        yield bar
 
 
 def _check(options: argparse.Namespace) -> Iterator[Finding]:
@@ -262,14 +255,9 @@ def _advise_command(arguments: list[str]) -> str:
     first, *others = arguments or ["-"]
     if first in _COMMANDS or first.startswith("-"):
         return ""
-    meant = difflib.get_close_matches(first, _COMMANDS, n=1)
-    is_path = not first.isalpha() or os.access(first, os.F_OK)
-    if is_path or not (meant or others):
-        meant, others = ["check"], arguments
-    if not meant:
-        return f"{first!r} is no command: expected {' or '.join(_COMMANDS)}"
-    line = shlex.join(["numcodecs-bytes", *meant, *others])
-    return f"{first!r} is no command: did you mean `{line}`?"
+    meant = difflib.get_close_matches(first, _COMMANDS, n=1) if first.isalpha() else []
+    line = shlex.join([*meant, *others] if meant else ["check", *arguments])
+    return f"{first!r} is no command: did you mean `numcodecs-bytes {line}`?"
 
 
 def main(arguments: list[str] | None = None) -> int:
