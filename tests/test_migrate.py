@@ -676,16 +676,18 @@ class TestRemedies:
         file.write_bytes(intact)
         assert statuses(folder)[""] == "migrated"
 
-    @pytest.mark.parametrize("name", ["mixed", "behind", "shuffled", "quantize"])
+    @pytest.mark.parametrize(
+        "name", [*(["mixed"] if HAS_STRUCT else []), "behind", "shuffled", "quantize"]
+    )
     def test_what_zarr_v3_lacks_can_be_copied(self, folder, name):
         """To an array with other codecs, or another data type."""
         settings = {"filters": [{"id": "quantize", "digits": 1, "dtype": ">f4"}]}
         settings = {"stored": None, "dtype": "<f4"} | REFUSED.get(name, [settings])[0]
         old = zarr.open_array(write_v2(folder / "old", **settings), zarr_format=2)
         assert "copy the array to one " in migrated(folder)["old"].reasons[0]
-        dtype = old.dtype.newbyteorder("<") if HAS_STRUCT else "f4"
+        dtype = old.dtype.newbyteorder("<")
         new = zarr.create_array(folder / "new", shape=old.shape, dtype=dtype, zarr_format=2)
-        new[...] = np.zeros(old.shape, dtype)
+        new[...] = old[...].astype(dtype)
         found = statuses(folder, exclude=["old"])
         assert (found["old"], found["new"], found[""]) == ("excluded", "migrated", "migrated")
 
