@@ -51,6 +51,7 @@ __all__ = ["NodeReport", "migrate"]
 
 T = TypeVar("T")
 
+_Intact = dict[str, JSONObject]
 _Documents = dict[str, JSONObject | Broken]  # the metadata documents of a node that exist, by name
 
 
@@ -142,10 +143,8 @@ def migrate(  # noqa: PLR0913 # the options of the command
     ValueError, TypeError
         If the store is a zip archive or can't list its contents, or an option is wrong.
     OSError
-        If the store can't be read or written.
+        If the store can't be read or written, or another program changes it meanwhile.
     """
-    if undo and (overwrite or exclude):
-        raise ValueError("undo can't be combined with overwrite or exclude: leave these out")
     opened = open_store(store, read_only=False, storage_options=storage_options)
     reports, changes = _plan(opened, progress, exclude, overwrite=overwrite, undo=undo)
     if dry_run:
@@ -165,6 +164,8 @@ def _plan(
     undo: bool,
 ) -> tuple[list[NodeReport], _Changes]:
     """Return the outcome for each node, and the documents to write or remove, in order."""
+    if undo and (overwrite or exclude):
+        raise ValueError("undo can't be combined with overwrite or exclude: leave these out")
     if isinstance(exclude, str):
         raise TypeError(f"exclude must be a collection of paths, got {exclude!r}")
     excluded = {path.strip("/") if isinstance(path, str) else path for path in exclude}
@@ -199,10 +200,9 @@ def _write(store: Store, changes: _Changes, progress: ProgressBar | None, comman
 
 def _refuse_if_changed(store: Store, key: str, change: _Change, command: str) -> None:
     """Raise OSError if a document that is written or removed has changed since it was read."""
-    # Another `migrate` may have written the same.
-    known = [each for each in change if each is not None]
     current = document_at(store, key)
-    if isinstance(current, dict) and all(differing(current, each) for each in known):
+    # Another `migrate` may have written the same.
+    if isinstance(current, dict) and all(differing(current, each) for each in change if each):
         raise OSError(f"{key} has changed since it was read: run {command} again")
 
 
@@ -254,10 +254,7 @@ def _visit(store: Store, path: str) -> tuple[tuple[str, _Documents], list[str]]:
         return (path, documents), []
     names = names_in(store, path)
     if ".zgroup" in documents and ".zgroup" not in names:
-        raise ValueError(
-            "the store does not list its contents, so nodes might be missed: run migrate on a "
-            "copy in a folder"
-        )
+        raise ValueError("the store does not list its contents: migrate a copy in a folder")
     return (path, documents), [name for name in names if name not in METADATA_NAMES]
 
 
@@ -414,21 +411,13 @@ class _Migration:
                 "those that can't be migrated (--exclude PATH)"
             )
 
-    def _refuse_to_replace(
-        self, path: str, documents: dict[str, JSONObject], document: JSONObject
-    ) -> None:
+    def _refuse_to_replace(self, path: str, intact: _Intact, document: JSONObject) -> None:
         """Raise ValueError unless a different `zarr.json` may be replaced by a document."""
-        existing = _without_consolidated(documents["zarr.json"])
-        # zarr's own tool keeps attributes that are converted here.
-        v2_attributes = [*documents.get(".zattrs", {}).items(), *document["attributes"].items()]
-        below = self.below[path].items()
-        only_in_v3 = [
-            *_only_in_v3(existing, document, v2_attributes),
-            *(f"node {node}" for node, others in below if not _has_v2(others)),
-        ]
-        if only_in_v3:
+        existing = _without_consolidated(intact["zarr.json"])
+        of_v3 = [f"node {node}" for node, each in self.below[path].items() if not _has_v2(each)]
+        if lost := [*_lost_members(intact, document), *of_v3]:
             raise ValueError(
-                f"zarr.json has what Zarr v2 lacks, so it is kept: {', '.join(only_in_v3)}; {_MOVE}"
+                f"zarr.json has what Zarr v2 lacks, so it is kept: {', '.join(lost)}; {_MOVE}"
             )
         if not self.overwrite:
             raise ValueError(
@@ -437,10 +426,9 @@ class _Migration:
             )
 
 
-def _only_in_v3(
-    existing: JSONObject, document: JSONObject, v2_attributes: list[tuple[str, Any]]
-) -> Iterator[str]:
+def _lost_members(intact: _Intact, document: JSONObject) -> Iterator[str]:
     """Yield which members and attributes of a `zarr.json` a document would lose."""
+    existing = intact["zarr.json"]
     for name in ("node_type", "chunk_key_encoding", "dimension_names"):
         if existing.get(name) not in (None, document.get(name)):
             yield name
@@ -452,18 +440,18 @@ def _only_in_v3(
     if not isinstance(attributes, dict):
         yield f"attribute {attributes!r}"
         return
-    v2_texts = set(map(as_json, v2_attributes))
-    yield from (
-        f"attribute {item[0]}" for item in attributes.items() if as_json(item) not in v2_texts
-    )
+    # zarr's own tool keeps attributes that are converted here.
+    of_v2 = [*intact.get(".zattrs", {}).items(), *document["attributes"].items()]
+    texts = set(map(as_json, of_v2))
+    yield from (f"attribute {each[0]}" for each in attributes.items() if as_json(each) not in texts)
 
 
-def _intact(documents: _Documents) -> tuple[Broken | None, dict[str, JSONObject]]:
+def _intact(documents: _Documents) -> tuple[Broken | None, _Intact]:
     """Return a node's `zarr.json` that is no JSON, perhaps incomplete, and its other documents.
 
     Raises the error of a document that is broken in another way.
     """
-    incomplete, intact = None, dict[str, JSONObject]()
+    incomplete, intact = None, _Intact()
     for name, document in documents.items():
         if not isinstance(document, Broken):
             intact[name] = document
@@ -478,9 +466,8 @@ def _how_to_mend(documents: _Documents, error: Exception) -> str:
     """Return what helps if an error is that of a broken document, or ""."""
     for name, document in documents.items():
         if isinstance(document, Broken) and document.error is error:
-            return (
-                f"; {_MOVE}" if name == "zarr.json" else "; correct it, or restore it from a backup"
-            )
+            restore = "correct it, or restore it from a backup"
+            return f"; {_MOVE if name == 'zarr.json' else restore}"
     return ""
 
 
@@ -493,7 +480,7 @@ def _is_beginning(written: Document, document: JSONObject) -> bool:
     return raw is not None and _as_stored(document).startswith(raw.rstrip(b"\0"))
 
 
-def _convert(documents: dict[str, JSONObject], notes: list[str]) -> JSONObject:
+def _convert(documents: _Intact, notes: list[str]) -> JSONObject:
     """Return the Zarr v3 document of a node, or raise the error that prevents its migration."""
     attributes, old = documents.get(".zattrs", {}), documents.get(".zarray")
     if old is None:
