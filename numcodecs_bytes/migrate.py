@@ -387,8 +387,7 @@ class _Migration:
             if existing is not None:
                 self._refuse_to_replace(path, intact, document)
             self._refuse_to_hide(path)
-            data_type = document.get("data_type")
-            if not HAS_STRUCT and isinstance(data_type, dict) and data_type["name"] == "struct":
+            if not HAS_STRUCT and '"struct"' in as_json(document.get("data_type")):
                 raise ValueError(
                     f"zarr {zarr.__version__} alone can't open structures of Zarr v3: migrate it "
                     "with zarr 3.2 or newer, and read it with that"

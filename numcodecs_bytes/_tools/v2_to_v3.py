@@ -41,7 +41,10 @@ def v3_document(old: JSONObject) -> JSONObject:
 
     Raises ValueError if Zarr v3 can't express `.zarray`, or zarr can't open it.
     """
-    metadata = _metadata_of(old)
+    metadata = value_or_error(ArrayV2Metadata.from_dict, old)
+    if isinstance(metadata, Exception):  # a TypeError, if the configuration of a codec is wrong
+        advice = why_not_opened(old) or "if .zarray is damaged, correct or restore it"
+        raise ValueError(f"{explain_error(metadata)}; {advice}") from metadata  # noqa: TRY004
     dtype = pack_dtype(metadata.dtype.to_native_dtype())
     filters, serializer, of_bytes = _split_codecs(metadata)
     _refuse_ambiguous_filters(filters, dtype)
@@ -71,15 +74,6 @@ def v3_document(old: JSONObject) -> JSONObject:
         f"in Zarr v3, {dtype} can't be restored from the codecs {names} {why}: if it can "
         "be read, copy it to an array with other codecs"
     )
-
-
-def _metadata_of(old: JSONObject) -> ArrayV2Metadata:
-    """Return the metadata in `.zarray`; raise ValueError if zarr can't open it."""
-    metadata = value_or_error(ArrayV2Metadata.from_dict, old)
-    if isinstance(metadata, Exception):  # a TypeError, if the configuration of a codec is wrong
-        advice = why_not_opened(old) or "if .zarray is damaged, correct or restore it"
-        raise ValueError(f"{explain_error(metadata)}; {advice}") from metadata  # noqa: TRY004
-    return metadata
 
 
 def _refuse_mixed_byte_orders(dtype: AnyDType) -> None:

@@ -74,9 +74,7 @@ def is_open(store: Any) -> bool:
 
 def store_in_wrappers(store: Any) -> Any:
     """Return the store that wrappers of zarr pass requests on to: ends when they have it public."""
-    while isinstance(store, WrapperStore):
-        store = store._store
-    return store
+    return store_in_wrappers(store._store) if isinstance(store, WrapperStore) else store
 
 
 async def ensure_open(store: Any) -> None:
