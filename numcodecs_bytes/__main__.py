@@ -6,10 +6,12 @@ Modules that import zarr are imported where they are needed, so that Ctrl-C work
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import importlib
 import json
 import logging
 import os
+import shlex
 import sys
 import time
 import warnings
@@ -21,7 +23,7 @@ from numcodecs_bytes import __version__
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.sizes import parse_size
-from numcodecs_bytes._tools.reporting import ArrayReport, Limits, ProgressBar
+from numcodecs_bytes._tools.reporting import ArrayReport, Limits, ProgressBar, printable
 from numcodecs_bytes._tools.requirements import unsupported_versions
 from numcodecs_bytes._tools.terminal import (
     Finding,
@@ -33,6 +35,7 @@ from numcodecs_bytes._tools.terminal import (
 )
 from numcodecs_bytes._zarr_api.names import plural
 
+_COMMANDS = ("check", "migrate")
 LONG_SECONDS = 10.0  # a command that takes longer should show its progress
 
 _STATUSES = (
@@ -57,25 +60,18 @@ def _report(_options: argparse.Namespace) -> Iterator[Finding]:
     yield Finding(status, "\n".join(lines_of(document)), document=document)
 
 
-def _progress_bar(unit: str) -> contextlib.AbstractContextManager[ProgressBar | None]:
-    """Return a context manager of a progress bar, shown if stderr is a terminal, or of None."""
-    if sys.stderr is None:  # it is closed
-        return contextlib.nullcontext()
-    try:
-        tqdm = importlib.import_module("tqdm")  # optional
-    except ImportError:
-        return _without_bar()
-    bar: contextlib.AbstractContextManager[ProgressBar] = tqdm.tqdm(unit=unit, disable=None)
-    return bar
-
-
 @contextlib.contextmanager
-def _without_bar() -> Iterator[None]:
-    """Say on a terminal, after a long time, that there can be a progress bar."""
+def _progress_bar(unit: str) -> Iterator[ProgressBar | None]:
+    """Yield a progress bar, or None: then say on a terminal, after a long time, how to get one."""
     begun = time.monotonic()
-    yield
-    if sys.stderr.isatty() and time.monotonic() - begun > LONG_SECONDS:
-        print_to_stderr("for a progress bar, install tqdm: pip install tqdm")
+    tqdm = value_or_error(importlib.import_module, "tqdm")  # optional
+    if isinstance(tqdm, Exception) or sys.stderr is None:  # it is closed
+        yield None
+        if sys.stderr and sys.stderr.isatty() and time.monotonic() - begun > LONG_SECONDS:
+            print_to_stderr("for a progress bar, install tqdm: pip install tqdm")
+        return
+    with tqdm.tqdm(unit=unit, disable=None) as bar:
+        yield bar
 
 
 def _check(options: argparse.Namespace) -> Iterator[Finding]:
@@ -254,9 +250,23 @@ def _add_migrate_options(migrate: argparse.ArgumentParser) -> None:
     migrate.add_argument("--exclude", metavar="PATH", action="append", default=[], help=text)
 
 
+def _advise_command(arguments: list[str]) -> str:
+    """Return what was probably meant if the first argument is no command, or ""."""
+    first, *others = arguments or ["-"]
+    if first in _COMMANDS or first.startswith("-"):
+        return ""
+    meant = difflib.get_close_matches(first, _COMMANDS, n=1) if first.isalpha() else []
+    line = shlex.join([*meant, *others] if meant else ["check", *arguments])
+    return f"{first!r} is no command: did you mean `numcodecs-bytes {line}`?"
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    options = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = _parser()
+    if advice := _advise_command([each for each in arguments if each != "--json"]):
+        parser.error(printable(advice))
+    options = parser.parse_args(arguments)
     try:
         # It reads the user's settings; zarr 2 has no such module.
         imported = value_or_error(importlib.import_module, "zarr.dtype")

@@ -8,6 +8,7 @@ migrated after all nodes below it that are not excluded, or not at all.
 
 import json
 import operator
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -50,6 +51,7 @@ __all__ = ["NodeReport", "migrate"]
 
 T = TypeVar("T")
 
+_Intact = dict[str, JSONObject]
 _Documents = dict[str, JSONObject | Broken]  # the metadata documents of a node that exist, by name
 
 
@@ -61,6 +63,11 @@ class _Change(NamedTuple):
 
 
 _Changes = dict[str, _Change]  # by key
+_MOVE = "if Zarr v2 is right, move zarr.json out of the store and run this again"
+_HOW_TO_OPEN = (
+    "it stays in Zarr v2, so it does not show in Zarr v3 groups: open it by its own path, or the "
+    "group above it with zarr_format=2"
+)
 _PLANNED = {"migrated": "to be migrated", "undone": "to be undone"}  # statuses in a dry run
 
 
@@ -136,15 +143,15 @@ def migrate(  # noqa: PLR0913 # the options of the command
     ValueError, TypeError
         If the store is a zip archive or can't list its contents, or an option is wrong.
     OSError
-        If the store can't be read or written.
+        If the store can't be read or written, or another program changes it meanwhile.
     """
-    if undo and (overwrite or exclude):
-        raise ValueError("undo can't be combined with overwrite or exclude")
     opened = open_store(store, read_only=False, storage_options=storage_options)
     reports, changes = _plan(opened, progress, exclude, overwrite=overwrite, undo=undo)
     if dry_run:
         return [replace(each, status=_PLANNED.get(each.status, each.status)) for each in reports]
     _write(opened, changes, progress, "migrate --undo" if undo else "migrate")
+    if changes:
+        _refuse_if_crossed(opened, reports, undo=undo)
     return reports
 
 
@@ -157,6 +164,8 @@ def _plan(
     undo: bool,
 ) -> tuple[list[NodeReport], _Changes]:
     """Return the outcome for each node, and the documents to write or remove, in order."""
+    if undo and (overwrite or exclude):
+        raise ValueError("undo can't be combined with overwrite or exclude: leave these out")
     if isinstance(exclude, str):
         raise TypeError(f"exclude must be a collection of paths, got {exclude!r}")
     excluded = {path.strip("/") if isinstance(path, str) else path for path in exclude}
@@ -168,7 +177,7 @@ def _plan(
         )
     if undo:
         return _plan_undo(nodes, progress)
-    return _Migration(store, nodes, excluded, overwrite).plan(progress)
+    return _Migration(store, nodes, excluded, overwrite, _nodes_below(nodes)).plan(progress)
 
 
 def _write(store: Store, changes: _Changes, progress: ProgressBar | None, command: str) -> None:
@@ -190,14 +199,24 @@ def _write(store: Store, changes: _Changes, progress: ProgressBar | None, comman
 
 
 def _refuse_if_changed(store: Store, key: str, change: _Change, command: str) -> None:
-    """Raise OSError if a document that is replaced or removed has changed since it was read."""
-    if change.previous is None:
-        return
-    current, known = document_at(store, key), [change.previous]
-    if change.document is not None:  # another `migrate` may have written it
-        known.append(change.document)
-    if isinstance(current, dict) and all(differing(current, each) for each in known):
+    """Raise OSError if a document that is written or removed has changed since it was read."""
+    current = document_at(store, key)
+    # Another `migrate` may have written the same.
+    if isinstance(current, dict) and all(differing(current, each) for each in change if each):
         raise OSError(f"{key} has changed since it was read: run {command} again")
+
+
+def _refuse_if_crossed(store: Store, reports: list[NodeReport], *, undo: bool) -> None:
+    """Raise OSError if `migrate` and `migrate --undo` ran at once, so that nodes may be hidden.
+
+    Each looks after it has written, so at least one of them notices.
+    """
+    for report in reports:
+        key = join(report.path, "zarr.json")
+        is_changed = report.status not in ("excluded", "kept", "refused")
+        if is_changed and (document_at(store, key) is None) is not undo:
+            what = "written again, so run migrate --undo" if undo else "removed, so run migrate"
+            raise OSError(f"meanwhile, {key} was {what} again, when nothing else migrates")
 
 
 def _counted(
@@ -215,16 +234,13 @@ def _counted(
 
 def _find_nodes(store: Store) -> Iterator[tuple[str, _Documents]]:
     """Yield the path and metadata documents of each node, parents before their children."""
-    for path, documents in walk(
-        store, partial(_visit, store), may_repeat=partial(_is_v2_array, store)
-    ):
+
+    def is_array(path: str) -> bool:  # links to it lead no further, and are nodes, too
+        return isinstance(document_at(store, join(path, ".zarray")), dict)
+
+    for path, documents in walk(store, partial(_visit, store), may_repeat=is_array):
         if "zarr.json" in documents or _has_v2(documents):
             yield path, documents
-
-
-def _is_v2_array(store: Store, path: str) -> bool:
-    """Whether a folder is an array: links to it lead no further, and are nodes, too."""
-    return isinstance(document_at(store, join(path, ".zarray")), dict)
 
 
 def _visit(store: Store, path: str) -> tuple[tuple[str, _Documents], list[str]]:
@@ -238,7 +254,7 @@ def _visit(store: Store, path: str) -> tuple[tuple[str, _Documents], list[str]]:
         return (path, documents), []
     names = names_in(store, path)
     if ".zgroup" in documents and ".zgroup" not in names:
-        raise ValueError("the store does not list its contents, so nodes might be missed")
+        raise ValueError("the store does not list its contents: migrate a copy in a folder")
     return (path, documents), [name for name in names if name not in METADATA_NAMES]
 
 
@@ -256,10 +272,10 @@ def _has_v2(documents: _Documents) -> bool:
 
 def _nodes_below(nodes: dict[str, _Documents]) -> dict[str, dict[str, _Documents]]:
     """Return the nodes below each group, by their paths."""
-    below: dict[str, dict[str, _Documents]] = {path: {} for path in nodes}
+    below: dict[str, dict[str, _Documents]] = defaultdict(dict)
     for path, documents in nodes.items():
         for group in groups_above(path):
-            below.setdefault(group, {})[path] = documents
+            below[group][path] = documents
     return below
 
 
@@ -288,7 +304,8 @@ def _plan_undo(
         report = NodeReport(path, _kind(documents), "Zarr v2 already")
         reports.append(report)
         if path in of_v3 and topmost[path] in first_kept:
-            other = f"the same Zarr v3 group has {first_kept[topmost[path]]}, which is kept"
+            first = first_kept[topmost[path]]
+            other = f"the same Zarr v3 group has {first}, which is kept: see there what helps"
             report.status, report.reasons = "kept", [reasons[path] or other]
         elif path in of_v3:
             existing = documents["zarr.json"]
@@ -300,11 +317,14 @@ def _plan_undo(
 def _why_kept(path: str, documents: _Documents, below: dict[str, _Documents]) -> str:
     """Return why the Zarr v3 metadata of a node are not what `migrate` writes, or ""."""
     if not _has_v2(documents):
-        return "it has only Zarr v3 metadata, so Zarr v2 groups do not show it: open it by its path"
+        return (
+            "it has only Zarr v3 metadata, so Zarr v2 groups do not show it: open it by its path, "
+            "or copy it to Zarr v2 (zarr_format=2)"
+        )
     names = value_or_expected_error(_names_that_differ, path, documents, below)
     if isinstance(names, Exception):
-        return explain_error(names)
-    return names and f"zarr.json differs from what migrate writes in {names}"
+        return f"it can't be compared with what migrate writes: {explain_error(names)}; {_MOVE}"
+    return names and f"zarr.json differs from what migrate writes in {names}; {_MOVE}"
 
 
 def _names_that_differ(path: str, documents: _Documents, below: dict[str, _Documents]) -> str:
@@ -314,7 +334,8 @@ def _names_that_differ(path: str, documents: _Documents, below: dict[str, _Docum
         return differing(_without_consolidated(intact["zarr.json"]), document)
     if ".zmetadata" in intact:
         document = _consolidated(path, document, below)
-    _refuse_unless_beginning(incomplete, document)
+    if not _is_beginning(incomplete, document):
+        raise incomplete.error
     return ""
 
 
@@ -326,43 +347,35 @@ class _Migration:
     nodes: dict[str, _Documents]  # their documents, and the Zarr v3 ones that are planned
     excluded: set[str]
     overwrite: bool
-    reports: list[NodeReport] = field(default_factory=list)
-    changes: _Changes = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._below = _nodes_below(self.nodes)
-        self._refused: set[str] = set()
+    below: dict[str, dict[str, _Documents]]
+    refused: set[str] = field(default_factory=set)
 
     def plan(self, progress: ProgressBar | None) -> tuple[list[NodeReport], _Changes]:
         """Plan to migrate all nodes that have Zarr v2 metadata, each after all nodes below it."""
+        reports: list[NodeReport] = []
+        changes: _Changes = {}
         items = reversed(self.nodes.items())
         for path, documents in _counted(items, progress, "comparing", len(self.nodes)):
-            if _has_v2(documents):
-                report = NodeReport(path, _kind(documents), "Zarr v3 already")
-                self.reports.append(report)
-                self._plan_node(report, documents)
-        return self.reports, self.changes
-
-    def _plan_node(self, report: NodeReport, documents: _Documents) -> None:
-        path, existing = report.path, documents.get("zarr.json")
-        if not self.excluded.isdisjoint([path, *groups_above(path)]):
-            report.status = "excluded"
-            how_to_open = (
-                "it stays in Zarr v2, so it does not show in Zarr v3 groups: open it by its own "
-                "path, or the group above it with zarr_format=2"
-            )
-            report.reasons = [how_to_open if existing is None else "its zarr.json stays as it is"]
-            return
-        document = value_or_expected_error(self._document, path, documents, report.notes)
-        if isinstance(document, Exception):
-            report.status, report.reasons, report.notes = "refused", [explain_error(document)], []
-            self._refused.add(path)
-            return
-        previous = existing if isinstance(existing, dict) else None
-        if previous is None or differing(previous, document):
-            documents["zarr.json"] = document
-            self.changes[join(path, "zarr.json")] = _Change(document, previous)
-            report.status = "migrated"
+            if not _has_v2(documents):
+                continue
+            report = NodeReport(path, _kind(documents), "Zarr v3 already")
+            reports.append(report)
+            existing = documents.get("zarr.json")
+            if not self.excluded.isdisjoint([path, *groups_above(path)]):
+                reason = _HOW_TO_OPEN if existing is None else "its zarr.json stays as it is"
+                report.status, report.reasons = "excluded", [reason]
+                continue
+            document = value_or_expected_error(self._document, path, documents, report.notes)
+            previous = existing if isinstance(existing, dict) else None
+            if isinstance(document, Exception):
+                reason = explain_error(document) + _how_to_mend(documents, document)
+                report.status, report.reasons, report.notes = "refused", [reason], []
+                self.refused.add(path)
+            elif previous is None or differing(previous, document):
+                documents["zarr.json"] = document
+                changes[join(path, "zarr.json")] = _Change(document, previous)
+                report.status = "migrated"
+        return reports, changes
 
     def _document(self, path: str, documents: _Documents, notes: list[str]) -> JSONObject:
         """Return the document that a node needs, or raise the error that prevents its migration."""
@@ -374,57 +387,47 @@ class _Migration:
             if existing is not None:
                 self._refuse_to_replace(path, intact, document)
             self._refuse_to_hide(path)
-            data_type = document.get("data_type")
-            if not HAS_STRUCT and isinstance(data_type, dict) and data_type["name"] == "struct":
+            if not HAS_STRUCT and '"struct"' in as_json(document.get("data_type")):
                 raise ValueError(
                     f"zarr {zarr.__version__} alone can't open structures of Zarr v3: migrate it "
                     "with zarr 3.2 or newer, and read it with that"
                 )
         # zarr before 3.1.4 writes null where there is none.
         if ".zmetadata" in intact or (existing or {}).get("consolidated_metadata") is not None:
-            document = _consolidated(path, document, self._below[path])
-        if incomplete is not None:
-            _refuse_unless_beginning(incomplete, document)
+            document = _consolidated(path, document, self.below[path])
+        if incomplete is not None and not _is_beginning(incomplete, document):
+            raise incomplete.error
         return document
 
     def _refuse_to_hide(self, path: str) -> None:
         """Raise ValueError if a node below a group could not be migrated."""
-        hidden = [other for other in self._below[path] if other in self._refused]
+        hidden = sorted(self.refused & self.below[path].keys())
         if hidden:
             others = f", and {len(hidden) - 10} more" if len(hidden) > 10 else ""
             raise ValueError(
                 "its Zarr v3 metadata would hide nodes below it that could not be migrated: "
-                f"{', '.join(sorted(hidden)[:10])}{others}; to migrate it without them, exclude "
+                f"{', '.join(hidden[:10])}{others}; to migrate it without them, exclude "
                 "those that can't be migrated (--exclude PATH)"
             )
 
-    def _refuse_to_replace(
-        self, path: str, documents: dict[str, JSONObject], document: JSONObject
-    ) -> None:
+    def _refuse_to_replace(self, path: str, intact: _Intact, document: JSONObject) -> None:
         """Raise ValueError unless a different `zarr.json` may be replaced by a document."""
-        existing = _without_consolidated(documents["zarr.json"])
-        # zarr's own tool keeps attributes that are converted here.
-        v2_attributes = [*documents.get(".zattrs", {}).items(), *document["attributes"].items()]
-        below = self._below[path].items()
-        only_in_v3 = [
-            *_members_only_in(existing, document),
-            *_attributes_only_in(existing, v2_attributes),
-            *(f"node {node}" for node, others in below if not _has_v2(others)),
-        ]
-        if only_in_v3:
+        existing = _without_consolidated(intact["zarr.json"])
+        of_v3 = [f"node {node}" for node, each in self.below[path].items() if not _has_v2(each)]
+        if lost := [*_lost_members(intact, document), *of_v3]:
             raise ValueError(
-                f"zarr.json has what Zarr v2 lacks, so it is kept: {', '.join(only_in_v3)}; if "
-                "Zarr v2 is right nevertheless, delete zarr.json and run migrate again"
+                f"zarr.json has what Zarr v2 lacks, so it is kept: {', '.join(lost)}; {_MOVE}"
             )
         if not self.overwrite:
             raise ValueError(
                 f"zarr.json differs from what migrate writes in {differing(existing, document)}; "
-                "--overwrite replaces it"
+                "if Zarr v2 is right, --overwrite replaces it"
             )
 
 
-def _members_only_in(existing: JSONObject, document: JSONObject) -> Iterator[str]:
-    """Yield which members of a `zarr.json`, other than attributes, a document would lose."""
+def _lost_members(intact: _Intact, document: JSONObject) -> Iterator[str]:
+    """Yield which members and attributes of a `zarr.json` a document would lose."""
+    existing = intact["zarr.json"]
     for name in ("node_type", "chunk_key_encoding", "dimension_names"):
         if existing.get(name) not in (None, document.get(name)):
             yield name
@@ -432,28 +435,22 @@ def _members_only_in(existing: JSONObject, document: JSONObject) -> Iterator[str
     is_shape = isinstance(shape, list) and all(isinstance(size, int) for size in shape)
     if not is_shape or len(shape) != len(v2_shape) or any(map(operator.gt, shape, v2_shape)):
         yield f"shape {shape}"
-
-
-def _attributes_only_in(
-    existing: JSONObject, v2_attributes: list[tuple[str, Any]]
-) -> Iterator[str]:
-    """Yield which attributes in a `zarr.json` are not among those of Zarr v2."""
     attributes = existing.get("attributes") or {}
     if not isinstance(attributes, dict):
         yield f"attribute {attributes!r}"
         return
-    v2_texts = set(map(as_json, v2_attributes))
-    yield from (
-        f"attribute {item[0]}" for item in attributes.items() if as_json(item) not in v2_texts
-    )
+    # zarr's own tool keeps attributes that are converted here.
+    of_v2 = [*intact.get(".zattrs", {}).items(), *document["attributes"].items()]
+    texts = set(map(as_json, of_v2))
+    yield from (f"attribute {each[0]}" for each in attributes.items() if as_json(each) not in texts)
 
 
-def _intact(documents: _Documents) -> tuple[Broken | None, dict[str, JSONObject]]:
+def _intact(documents: _Documents) -> tuple[Broken | None, _Intact]:
     """Return a node's `zarr.json` that is no JSON, perhaps incomplete, and its other documents.
 
     Raises the error of a document that is broken in another way.
     """
-    incomplete, intact = None, dict[str, JSONObject]()
+    incomplete, intact = None, _Intact()
     for name, document in documents.items():
         if not isinstance(document, Broken):
             intact[name] = document
@@ -462,6 +459,15 @@ def _intact(documents: _Documents) -> tuple[Broken | None, dict[str, JSONObject]
         else:
             raise document.error
     return incomplete, intact
+
+
+def _how_to_mend(documents: _Documents, error: Exception) -> str:
+    """Return what helps if an error is that of a broken document, or ""."""
+    for name, document in documents.items():
+        if isinstance(document, Broken) and document.error is error:
+            restore = "correct it, or restore it from a backup"
+            return f"; {_MOVE if name == 'zarr.json' else restore}"
+    return ""
 
 
 def _is_beginning(written: Document, document: JSONObject) -> bool:
@@ -473,12 +479,7 @@ def _is_beginning(written: Document, document: JSONObject) -> bool:
     return raw is not None and _as_stored(document).startswith(raw.rstrip(b"\0"))
 
 
-def _refuse_unless_beginning(incomplete: Broken, document: JSONObject) -> None:
-    if not _is_beginning(incomplete, document):
-        raise incomplete.error
-
-
-def _convert(documents: dict[str, JSONObject], notes: list[str]) -> JSONObject:
+def _convert(documents: _Intact, notes: list[str]) -> JSONObject:
     """Return the Zarr v3 document of a node, or raise the error that prevents its migration."""
     attributes, old = documents.get(".zattrs", {}), documents.get(".zarray")
     if old is None:
@@ -508,7 +509,8 @@ def _consolidated(path: str, document: JSONObject, below: dict[str, _Documents])
     for other, documents in below.items():
         other_document = documents.get("zarr.json")
         if isinstance(other_document, Broken):
-            raise other_document.error
+            why = explain_error(other_document.error)
+            raise ValueError(f"it can't be consolidated: {why}; correct that")  # noqa: TRY004
         if other_document is not None:
             _put(store, join(other.removeprefix(path).lstrip("/"), "zarr.json"), other_document)
     _put(store, "zarr.json", document)

@@ -31,8 +31,8 @@ PRIVATE_NAMES = {
     "zarr.storage._zip": "ZipStore",
     "attributes of objects": "_codec _decode_shard_index_sync _decode_sync "
     "_encode_shard_index_sync _encode_sync _ensure_open _get_index_chunk_spec "
-    "_index_codecs_sync_capable _is_open _lazy_load_list _lock _shard_index_size _store_dict _zf "
-    "_zipfile",
+    "_index_codecs_sync_capable _is_open _lazy_load_list _lock _shard_index_size _store "
+    "_store_dict _zf _zipfile",
 }
 
 PACKAGE = Path(numcodecs_bytes.__file__).parent

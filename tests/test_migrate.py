@@ -52,6 +52,7 @@ pytestmark = pytest.mark.filterwarnings(
 FILTERS = Path(__file__).parent / "fixtures" / "migrated_filters.json"
 BIG = [("a", ">i4"), ("b", ">f8"), ("c", "?"), ("d", "S3"), ("e", [("f", ">u2"), ("g", ">U2")])]
 LITTLE = [("a", "<i4"), ("b", "<f8"), ("c", "?")]
+MOVE = "; if Zarr v2 is right, move zarr.json out of the store and run this again"
 STRUCTURES = [BIG if has_nested_structures() else BIG[:-1], LITTLE] if HAS_STRUCT else []
 
 
@@ -296,6 +297,7 @@ def folder(tmp_path):
 GROUPS = ["", "deep", "deep/in"]
 ARRAYS = [f"{path}/{name}".lstrip("/") for path in GROUPS for name in ("x", "y")]
 NODES = sorted(GROUPS + ARRAYS)
+STATUSES = {"migrated", "Zarr v3 already", "excluded"}
 
 
 def consolidate(folder):
@@ -387,7 +389,9 @@ class TestHierarchies:
         found = migrated(folder)
         refused = {name for name, report in found.items() if report.status == "refused"}
         assert refused == {path}
-        assert (what or f"in {names}; --overwrite replaces it") in found[path].reasons[0]
+        assert (what or f"in {names}; if Zarr v2 is right, --overwrite replaces it") in found[
+            path
+        ].reasons[0]
         assert written_in(folder) == before
         assert statuses(folder, overwrite=True)[path] == ("refused" if what else "migrated")
         assert (written_in(folder) == before) == bool(what)
@@ -524,7 +528,8 @@ class TestHierarchies:
 
         monkeypatch.setitem(numcodecs.registry.codec_registry, "delta", Failing)
         (report,) = migrate(tmp_path, undo=True)
-        assert (report.status, report.reasons) == ("kept", ["ValueError"])
+        assert report.status == "kept"
+        assert "can't be compared with what migrate writes: ValueError; " in report.reasons[0]
         assert (tmp_path / "zarr.json").exists()
 
     @pytest.mark.parametrize("command", ["migrate", "migrate --undo"])
@@ -566,9 +571,7 @@ class TestHierarchies:
         found = migrated(folder, undo=True)
         kept = {path for path, report in found.items() if report.status == "kept"}
         assert kept == {"deep/new", "alone", "alone/old"} == written_in(folder).keys()
-        assert found["deep/new"].reasons[0] == (
-            "it has only Zarr v3 metadata, so Zarr v2 groups do not show it: open it by its path"
-        )
+        assert found["deep/new"].reasons[0].startswith("it has only Zarr v3 metadata, so Zarr v2 ")
         assert "the same Zarr v3 group has alone" in found["alone/old"].reasons[0]
 
     def test_consolidated_metadata_is_completed(self, folder):
@@ -604,6 +607,86 @@ class TestHierarchies:
         migrate(folder, progress=bar)
         assert [each.args for each in bar.reset.mock_calls] == [(None,), (9,), (9,)]
         assert bar.update.call_count == 3 * 9
+
+
+class TestRemedies:
+    """What a report advises works, and takes nothing away."""
+
+    @pytest.mark.parametrize("path", ["x", "deep"])
+    @pytest.mark.parametrize("raw", [None, "[1]"], ids=["changed", "broken"])
+    def test_what_is_kept_can_be_undone(self, folder, tmp_path, path, raw):
+        """It was said to be kept, but not what to do about that."""
+        migrated(folder)
+        edited(folder / path / "zarr.json", attributes={"new": 1})
+        if raw:
+            (folder / path / "zarr.json").write_text(raw)
+        reasons = {name: report.reasons[0] for name, report in migrated(folder, undo=True).items()}
+        assert reasons.pop(path).endswith(MOVE)
+        assert all(f"has {path}, which is kept: see there" in each for each in reasons.values())
+        (folder / path / "zarr.json").rename(tmp_path / "kept.json")
+        assert set(statuses(folder, undo=True).values()) == {"undone", "Zarr v2 already"}
+        assert written_in(folder) == {}
+
+    def test_what_is_zarr_v3_alone_can_be_copied(self, folder):
+        zarr.create_group(folder / "alone", zarr_format=3, attributes={"a": 1})
+        migrated(folder)
+        reason = migrated(folder, undo=True)["alone"].reasons[0]
+        assert reason.endswith("open it by its path, or copy it to Zarr v2 (zarr_format=2)")
+        zarr.create_group(folder / "alone", zarr_format=2, attributes={"a": 1})
+        assert migrated(folder, undo=True)["alone"].status == "undone"
+        assert "alone" in zarr.open_group(folder, mode="r")
+
+    @pytest.mark.parametrize(
+        ("name", "raw", "remedy"),
+        [
+            (".zarray", "{", "; correct it, or restore it from a backup"),
+            (".zattrs", "[1]", "; correct it, or restore it from a backup"),
+            (".zarray", '{"shape": "x"}', "; if .zarray is damaged, correct or restore it"),
+            ("zarr.json", "[1]", MOVE),
+            ("zarr.json", '{"attributes": {"new": 1}}', MOVE),
+            ("0", "damaged", "; see numcodecs-bytes check"),
+        ],
+    )
+    def test_broken_files(self, folder, tmp_path, name, raw, remedy):
+        zarr.create_array(folder / "z", shape=4, dtype="i4", zarr_format=2)[:] = 1
+        (folder / "z/.zattrs").write_text("{}")
+        file = folder / "z" / name
+        intact = file.read_bytes() if file.exists() else None
+        file.write_text(raw)
+        found = migrated(folder)
+        assert found["z"].reasons[0].endswith(remedy)
+        assert set(statuses(folder, exclude=["z"]).values()) <= STATUSES
+        file.rename(tmp_path / "moved")
+        if intact:
+            file.write_bytes(intact)
+        assert set(statuses(folder).values()) <= STATUSES
+        assert shown(folder) == [*NODES[1:], "z"]
+
+    def test_metadata_that_can_not_be_consolidated(self, folder):
+        file = folder / "new/zarr.json"
+        zarr.create_array(folder / "new", shape=3, dtype="i1", zarr_format=3)
+        consolidate(folder)
+        intact = file.read_bytes()
+        file.write_text("[")
+        assert "new/zarr.json is not JSON: " in migrated(folder)[""].reasons[0]
+        assert migrated(folder)[""].reasons[0].endswith("; correct that")
+        file.write_bytes(intact)
+        assert statuses(folder)[""] == "migrated"
+
+    @pytest.mark.parametrize(
+        "name", [*(["mixed"] if HAS_STRUCT else []), "behind", "shuffled", "quantize"]
+    )
+    def test_what_zarr_v3_lacks_can_be_copied(self, folder, name):
+        """To an array with other codecs, or another data type."""
+        settings = {"filters": [{"id": "quantize", "digits": 1, "dtype": ">f4"}]}
+        settings = {"stored": None, "dtype": "<f4"} | REFUSED.get(name, [settings])[0]
+        old = zarr.open_array(write_v2(folder / "old", **settings), zarr_format=2)
+        assert "copy the array to one " in migrated(folder)["old"].reasons[0]
+        dtype = old.dtype.newbyteorder("<")
+        new = zarr.create_array(folder / "new", shape=old.shape, dtype=dtype, zarr_format=2)
+        new[...] = old[...].astype(dtype)
+        found = statuses(folder, exclude=["old"])
+        assert (found["old"], found["new"], found[""]) == ("excluded", "migrated", "migrated")
 
 
 class TestExclude:
@@ -813,6 +896,25 @@ class TestCommand:
             assert main(["migrate", str(path), "--json"]) == 2
             assert json.loads(capsys.readouterr().out) == {"error": why}
 
+    @pytest.mark.parametrize(
+        ("arguments", "meant"),
+        [
+            ("a.zarr", "check a.zarr"),
+            ("--json data", "check data"),
+            ("s3://data/old --max-chunks 1", "check s3://data/old --max-chunks 1"),
+            ("check.zarr", "check check.zarr"),
+            ("migrat data --undo", "migrate data --undo"),
+        ],
+    )
+    def test_a_command_that_is_forgotten_or_mistyped(self, capsys, arguments, meant):
+        """The answer was "invalid choice: 'a.zarr'"."""
+        with pytest.raises(SystemExit, match="2"):
+            main(arguments.split())
+        first = arguments.removeprefix("--json ").split()[0]
+        assert capsys.readouterr().err.endswith(
+            f"error: '{first}' is no command: did you mean `numcodecs-bytes {meant}`?\n"
+        )
+
     @pytest.mark.parametrize("command", ["migrate", pytest.param("check", marks=pytest.mark.long)])
     def test_a_closed_pipe_ends_the_report_alone(self, tmp_path, command):
         """`migrate STORE | head -1` stopped after two nodes, and said that a pipe is broken."""
@@ -841,8 +943,10 @@ class TestCommand:
         """An interruption while zarr has it open would destroy it."""
         with zarr.storage.ZipStore(tmp_path / name, mode="w") as store:
             create(store, random_array(">i2", SHAPE))
-            with pytest.raises(ValueError, match="zip"):
-                migrate(store)
+            wrapper = zarr.storage.LoggingStore(zarr.storage.WrapperStore(store))
+            for each in (store, wrapper):
+                with pytest.raises(ValueError, match="zip archive can't be changed: unpack it"):
+                    migrate(each)
         before = files_in(tmp_path)
         for options in ([], ["--dry-run"], ["--undo"]):
             for location in (tmp_path / name, "memory://a.zip"):
@@ -853,22 +957,28 @@ class TestCommand:
 
 
 class EditsBeforeWriting:
-    """A progress bar that calls a function when all is read, and nothing is written."""
+    """A progress bar that calls a function when all is read, and a number of documents written."""
 
     total = None
 
-    def __init__(self, edit):
+    def __init__(self, edit, number=0):
         self._edit = edit
+        self._number = number
+        self._is_writing = False
 
     def set_description(self, text):
-        if text == "writing":
-            self._edit()
+        self._is_writing = text == "writing"
+        self.update(0)
 
     def reset(self, total=None):
         pass
 
     def update(self, n=1):
-        pass
+        if self._is_writing:
+            self._number -= n
+            if self._number == 0:
+                self._is_writing = False
+                self._edit()
 
 
 @pytest.mark.parametrize("undo", [True, False], ids=["undo", "overwrite"])
@@ -886,6 +996,45 @@ def test_an_edit_while_it_runs_is_kept(tmp_path, undo):
     with pytest.raises(OSError, match="a/zarr.json has changed since it was read: run migrate"):
         migrate(tmp_path, progress=EditsBeforeWriting(edit), **how)
     assert zarr.open_array(tmp_path / "a", zarr_format=3).attrs["new"] == 1
+
+
+def test_new_metadata_of_zarr_v3_are_kept(tmp_path):
+    """What was written after all was read was replaced."""
+    create(tmp_path, np.arange(8.0), chunks=(4,))
+
+    def edit():
+        migrate(tmp_path)
+        zarr.open_array(tmp_path, zarr_format=3).attrs["new"] = 1
+
+    with pytest.raises(OSError, match=r"^zarr.json has changed since it was read: run migrate"):
+        migrate(tmp_path, progress=EditsBeforeWriting(edit))
+    assert zarr.open_array(tmp_path, zarr_format=3).attrs["new"] == 1
+
+
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("undo", [False, True], ids=["migrate", "undo"])
+def test_migrate_beside_undo(folder, undo, number):
+    """Arrays were hidden, and both said that all is well."""
+    if undo:
+        migrate(folder)
+    errors = []
+
+    def other():
+        try:
+            migrate(folder, undo=not undo)
+        except OSError as error:
+            errors.append(error)
+
+    try:
+        migrate(folder, undo=undo, progress=EditsBeforeWriting(other, number))
+    except OSError as error:
+        errors.append(error)
+    hidden = "x" not in zarr.open_group(folder, mode="r", use_consolidated=False)
+    assert errors or not hidden
+    for error in errors:
+        assert "again, when nothing else migrates" in str(error)
+    migrate(folder)
+    assert shown(folder) == NODES[1:]
 
 
 @pytest.mark.needs("os.symlink")

@@ -20,6 +20,7 @@ from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._tools.documents import METADATA_NAMES, local_path
 from numcodecs_bytes._zarr_api.file_systems import is_local, unwrapped
+from numcodecs_bytes._zarr_api.private_names import store_in_wrappers
 
 # The code that makes references, given the file, its folder, and the file to write.
 _KERCHUNK = "import json; from kerchunk.{} import *; json.dump({}, open({{to!r}}, 'w'){})"
@@ -167,7 +168,7 @@ def _is_file(path: Path) -> bool:
 
 def _is_zip(location: Store | str | Path) -> bool:
     if isinstance(location, Store):
-        return isinstance(location, zarr.storage.ZipStore)
+        return isinstance(store_in_wrappers(location), zarr.storage.ZipStore)
     is_url = "://" in str(location)
     return str(location).endswith(".zip") if is_url else zipfile.is_zipfile(location)
 

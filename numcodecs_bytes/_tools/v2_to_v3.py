@@ -14,7 +14,6 @@ from zarr.abc.numcodec import Numcodec
 from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.registry import get_codec_class
 from zarr.storage import MemoryStore, StorePath
-from zarr.types import AnyArray
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
@@ -42,7 +41,10 @@ def v3_document(old: JSONObject) -> JSONObject:
 
     Raises ValueError if Zarr v3 can't express `.zarray`, or zarr can't open it.
     """
-    metadata = _metadata_of(old)
+    metadata = value_or_error(ArrayV2Metadata.from_dict, old)
+    if isinstance(metadata, Exception):  # a TypeError, if the configuration of a codec is wrong
+        advice = why_not_opened(old) or "if .zarray is damaged, correct or restore it"
+        raise ValueError(f"{explain_error(metadata)}; {advice}") from metadata  # noqa: TRY004
     dtype = pack_dtype(metadata.dtype.to_native_dtype())
     filters, serializer, of_bytes = _split_codecs(metadata)
     _refuse_ambiguous_filters(filters, dtype)
@@ -54,7 +56,12 @@ def v3_document(old: JSONObject) -> JSONObject:
     new = _without_codecs(old, metadata, dtype)
     name = serializer.codec_id if serializer and not isinstance(serializer, Bytes) else "bytes"
     why = "in either byte order"
-    for configuration in _configurations(name, dtype, has_filters=bool(filters)):
+    configurations: list[JSONObject] = [{}]
+    # Filters may change the byte order, even from none to one, which not every zarr insists on
+    # being told. Where elements are single bytes, zarr ignores it.
+    if name == "bytes" and (filters or has_byte_order(dtype)):
+        configurations = [{"configuration": {"endian": endian}} for endian in ("little", "big")]
+    for configuration in configurations:
         new["codecs"] = [*before, {"name": name, **configuration}, *after]
         is_same = value_or_error(_reads_the_same, old, new, dtype)
         if isinstance(is_same, Exception):  # text in the wrong byte order may be invalid
@@ -64,32 +71,9 @@ def v3_document(old: JSONObject) -> JSONObject:
     _refuse_mixed_byte_orders(dtype)
     names = ", ".join(codec.codec_id for codec in (*filters, *of_bytes)) or name
     raise ValueError(
-        f"in Zarr v3, {dtype} can't be restored from the codecs {names} {why}: copy the array to "
-        "one with other codecs"
+        f"in Zarr v3, {dtype} can't be restored from the codecs {names} {why}: if it can "
+        "be read, copy it to an array with other codecs"
     )
-
-
-def _metadata_of(old: JSONObject) -> ArrayV2Metadata:
-    """Return the metadata in `.zarray`; raise ValueError if zarr can't open it."""
-    try:
-        return ArrayV2Metadata.from_dict(old)
-    except ValueError as error:
-        if why := why_not_opened(old):
-            raise ValueError(f"{error}; {why}") from error
-        raise
-    except TypeError as error:  # the configuration of a codec is wrong
-        raise ValueError(explain_error(error)) from error
-
-
-def _configurations(name: str, dtype: AnyDType, *, has_filters: bool) -> list[JSONObject]:
-    """Return how the codec that stores elements as bytes may be configured, to be tried out.
-
-    Filters may change the byte order, even from none to one, which not every zarr insists on being
-    told. Where elements are single bytes, zarr ignores it.
-    """
-    if name == "bytes" and (has_filters or has_byte_order(dtype)):
-        return [{"configuration": {"endian": endian}} for endian in ("little", "big")]
-    return [{}]
 
 
 def _refuse_mixed_byte_orders(dtype: AnyDType) -> None:
@@ -99,7 +83,8 @@ def _refuse_mixed_byte_orders(dtype: AnyDType) -> None:
     orders = {leaf.isnative for leaf in leaf_dtypes(dtype) if has_byte_order(leaf)}
     if len(orders) > 1:
         raise MixedByteOrderError(
-            f"its fields have both byte orders ({dtype}), which Zarr v3 structures do not support"
+            f"its fields have both byte orders ({dtype}), which Zarr v3 structures do not support: "
+            "copy the array to one whose fields have one byte order"
         )
 
 
@@ -107,7 +92,8 @@ def _without_codecs(old: JSONObject, metadata: ArrayV2Metadata, dtype: AnyDType)
     data_type = struct_of(dtype) if dtype.names else metadata.dtype
     scalar: object = metadata.fill_value
     if old.get("fill_value") is None:  # it is what zarr reads of a missing chunk
-        scalar = np.asarray(_empty_array(old | {"shape": [1], "chunks": [1], "order": "C"})[...])[0]
+        missing = old | {"shape": [1], "chunks": [1], "order": "C"}
+        scalar = np.asarray(array_of(missing, StorePath(MemoryStore()))[...])[0]
     if dtype.names:
         scalar = np.asarray(scalar).astype(data_type.to_native_dtype())[()]
     separator = metadata.dimension_separator
@@ -147,7 +133,7 @@ def _split_codecs(metadata: ArrayV2Metadata) -> tuple[Codecs, Numcodec | None, C
         elif serializer or of_bytes:
             raise ValueError(
                 f"the filter {codec.codec_id} follows one that returns bytes, which is not "
-                "possible in Zarr v3"
+                "possible in Zarr v3: copy the array to one with other filters"
             )
         elif is_serializer:
             serializer = codec
@@ -182,11 +168,6 @@ def _v3_codec(codec: Numcodec, dtype: AnyDType) -> JSONObject:
         config["shuffle"] = ("noshuffle", "shuffle", "bitshuffle")[shuffle]
     is_specified = name in ("blosc", "gzip", "zstd")
     return {"name": name if is_specified else f"numcodecs.{name}", "configuration": config}
-
-
-def _empty_array(document: JSONObject) -> AnyArray:
-    """Return an array in memory of which nothing is stored."""
-    return array_of(document, StorePath(MemoryStore()))
 
 
 def _reads_the_same(old: JSONObject, new: JSONObject, dtype: AnyDType) -> bool:
@@ -237,9 +218,12 @@ def compare(store_path: StorePath, old: JSONObject, new: JSONObject) -> None:
     both = value_or_error(lambda: [np.asarray(a.blocks[first.chunk_coords]) for a in arrays])
     if isinstance(both, Exception):
         why = explain_error(both)
-        raise ValueError(f"{name} can't be read: {why}") from both  # noqa: TRY004
+        raise ValueError(f"{name} can't be read: {why}; see numcodecs-bytes check") from both  # noqa: TRY004
     if not _are_same(*both):
-        raise ValueError(f"{name} would read different values as Zarr v3")
+        raise ValueError(
+            f"{name} would read different values as Zarr v3: copy the array to one with other "
+            "codecs"
+        )
 
 
 def disagreements(old: JSONObject, new: JSONObject) -> list[str]:
@@ -258,7 +242,7 @@ def disagreements(old: JSONObject, new: JSONObject) -> list[str]:
 
 def _compared_properties(document: JSONObject) -> dict[str, object]:
     """Return the properties that must be equal in two Zarr v3 documents, by name."""
-    array: Any = _empty_array(document)
+    array: Any = array_of(document, StorePath(MemoryStore()))
     described = []
     for codec in array.metadata.codecs:
         codec_document: JSONObject = codec.to_dict()

@@ -12,6 +12,7 @@ import zarr.codecs.sharding
 import zarr.dtype
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import cpu
+from zarr.storage import WrapperStore
 
 from numcodecs_bytes._core.dtypes import Array, UInt8Array, UInt64Array
 
@@ -69,6 +70,11 @@ def numcodecs_codec_of(codec: Any) -> Any:
 def is_open(store: Any) -> bool:
     """Whether a store has been opened: ends when zarr's stores tell that."""
     return bool(store._is_open)
+
+
+def store_in_wrappers(store: Any) -> Any:
+    """Return the store that wrappers of zarr pass requests on to: ends when they have it public."""
+    return store_in_wrappers(store._store) if isinstance(store, WrapperStore) else store
 
 
 async def ensure_open(store: Any) -> None:

@@ -117,7 +117,9 @@ def test_in_parallel(path, options):
     with contextlib.ExitStack() as stack:
         for program in [stack.enter_context(closing(start_program(*command, *o))) for o in each]:
             status, said = program.wait(60), program.stdout.read() + program.stderr.read()
-            assert status == 0, said
+            # Of the root, each has other nodes in its consolidated metadata.
+            is_of_another = options == EXCLUDE and "zarr.json has changed since it was" in said
+            assert status == 0 or is_of_another, said
             assert_readable(path, ARRAYS)
     assert_completed(path, options)
 
