@@ -8,6 +8,7 @@ import http.server
 import importlib.util
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -112,7 +113,7 @@ DAMAGED = {
     "short, v2": (v2(bytes(5), "<i2"), "chunk 0 holds 5 bytes, expected 8: if it is truncated"),
     "short behind zstd": (
         v3(zstd(bytes(7)), "int16", [BIG, ZSTD]),
-        "chunk c/0 can't be read: LengthError: chunk holds 7 bytes, expected 8",
+        "chunk c/0 can't be read: once decoded, it holds 7 bytes, expected 8 for shape (4,)",
     ),
     # Of which zarr alone returns whatever lies in memory behind it.
     "blosc, v2": (
@@ -477,29 +478,52 @@ COMPRESSORS = {
 class TestAdvice:
     """No advice destroys good data: it was to remove each chunk of the wrong length."""
 
+    @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
+    @pytest.mark.parametrize("zarr_format", [2, 3])
     @pytest.mark.parametrize("codec", COMPRESSORS)
     @pytest.mark.parametrize("how", ["differ", "equal"])
-    def test_a_compressed_chunk_of_which_metadata_say_nothing(self, tmp_path, codec, how):
-        """The error and `check` say to keep it, also if all chunks have the same length."""
+    def test_a_compressed_chunk_of_which_metadata_say_nothing(
+        self, tmp_path, codec, how, zarr_format
+    ):
+        """The error and `check` say to keep it, also if all chunks have the same length.
+
+        They did not say what to add.
+        """
         data = np.arange(2000, dtype="f8") if how == "differ" else np.zeros(2000)
-        array = zarr.create_array(tmp_path, shape=2000, chunks=1000, dtype="f8", compressors=None)
+        settings = {"shape": 2000, "chunks": 1000, "dtype": "f8", "zarr_format": zarr_format}
+        array = zarr.create_array(tmp_path, compressors=None, **settings)
         for i in range(2):
             stored = COMPRESSORS[codec].encode(data[i * 1000 : (i + 1) * 1000])
-            (tmp_path / "c").mkdir(exist_ok=True)
-            (tmp_path / f"c/{i}").write_bytes(stored)
-        advice = (
-            f"it seems to be compressed by {codec}: keep it, and add that codec to the metadata"
-        )
+            chunk = tmp_path / array.metadata.encode_chunk_key((i,))
+            chunk.parent.mkdir(exist_ok=True)
+            chunk.write_bytes(stored)
         problems = check(tmp_path)[""].problems
-        assert problems
-        assert all(advice in problem for problem in problems)
+        start = f"it seems to be compressed by {codec}: keep it, and add that codec to the metadata"
+        (advice,) = {start + problem.partition(start)[2] for problem in problems}
         for selection in (slice(3), slice(None)):
-            with pytest.raises(ValueError, match=advice) as caught:
+            with pytest.raises(ValueError, match=re.escape(advice)) as caught:
                 array[selection]
             assert "remove" not in str(caught.value)
         in_place = zarr.config.set({"numcodecs_bytes.write_in_place": True})
-        with in_place, pytest.raises(ValueError, match=advice):
+        with in_place, pytest.raises(ValueError, match=re.escape(advice)):
             array[3] = 1
+        self.follow(advice, tmp_path)
+        assert zarr.open_array(tmp_path)[:].tolist() == data.tolist()
+        assert check(tmp_path)[""].problems == []
+
+    @staticmethod
+    def follow(advice, folder):
+        """Add the codec that an advice shows to the metadata of an array."""
+        of_v3, of_v2 = re.search(
+            r'in zarr.json as (.*) after the codec "bytes", or in .zarray as (.*)', advice
+        ).groups()
+        (path,) = (folder / name for name in ("zarr.json", ".zarray") if (folder / name).exists())
+        document = json.loads(path.read_text())
+        if path.name == ".zarray":
+            document |= json.loads(f"{{{of_v2}}}")
+        else:
+            document["codecs"].append(json.loads(of_v3))
+        path.write_text(json.dumps(document))
 
     @pytest.mark.parametrize("num_bytes", [5, 41])
     def test_a_chunk_that_may_be_intact(self, tmp_path, num_bytes):
@@ -640,6 +664,44 @@ class TestChunks:
             chunk.write_bytes(damaged)
             (problem,) = check(tmp_path)[""].problems
             assert problem.startswith("chunk c/0/0 can't be read: ")
+
+    @pytest.mark.parametrize("dtype", ["?", "f4"])
+    def test_an_inner_chunk_of_the_wrong_length(self, tmp_path, dtype):
+        """NumPy said that it "cannot reshape array"; and `check` advised to run `check`."""
+        settings = {"shape": 4, "chunks": (2,), "dtype": dtype, "compressors": None}
+        index = {"shards": {"shape": (4,), "index_location": "start"}}
+        zarr.create_array(tmp_path, **settings | index)[:] = 1
+        chunk, size = tmp_path / "c/0", np.dtype(dtype).itemsize
+        raw = chunk.read_bytes()[36:]
+        for offset, num_bytes in ((36, size), (36, 0), (5000, 2 * size)):
+            places = struct.pack("<4Q", offset, num_bytes, 36 + 2 * size, 2 * size)
+            chunk.write_bytes(numcodecs.CRC32C().encode(places).tobytes() + raw)
+            (problem,) = check(tmp_path)[""].problems
+            holds = num_bytes if offset == 36 else 0
+            held = f"{holds // size} elements, expected those of shape (2,)"
+            if size > 1:
+                held = f"{holds} bytes, expected {2 * size} for shape (2,)"
+            assert problem.startswith(f"chunk c/0 can't be read: an inner chunk holds {held}")
+            assert "numcodecs-bytes check" not in problem
+
+    def test_wrong_checksums(self, tmp_path):
+        """Both sums were printed, as bytes."""
+        crc = zarr.codecs.Crc32cCodec()
+        settings = {"shape": 4, "chunks": (2,), "dtype": "f4"}
+        expected = {
+            "plain": "chunk plain/c/0 can't be read: its checksum is wrong",
+            "sharded": "chunk sharded/c/0 can't be read: the checksum of its index, or of an inner "
+            "chunk, is wrong (the shard may be damaged: ",
+        }
+        for name, more in (("plain", {"compressors": crc}), ("sharded", {"shards": (4,)})):
+            zarr.create_array(tmp_path / name, **settings | more)[:] = 1
+            chunk = tmp_path / name / "c/0"
+            raw = chunk.read_bytes()
+            chunk.write_bytes(raw[:-1] + bytes([raw[-1] ^ 255]))
+        found = check(tmp_path)
+        for name, start in expected.items():
+            (problem,) = found[name].problems
+            assert problem.startswith(start)
 
     def test_missing_chunks_are_not_read(self, tmp_path):
         """Nor is a chunk of fill values made: of 64 GiB here; and the grid is not walked."""

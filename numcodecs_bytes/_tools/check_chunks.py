@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import math
 import os
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -30,10 +31,11 @@ from zarr.types import AnyArray
 from numcodecs_bytes._core.catch import async_value_or_error
 from numcodecs_bytes._core.dtypes import Array, leaf_dtypes, pack_dtype, stored_dtype
 from numcodecs_bytes._core.lengths import (
+    FIND_OTHERS,
     NUM_START_BYTES,
-    compressor_of,
     explain_length,
-    keep_compressed,
+    explain_start,
+    explain_web_page,
 )
 from numcodecs_bytes._plan.shards import REMEDY
 from numcodecs_bytes._sources.stores import refers_to_files
@@ -54,6 +56,14 @@ from numcodecs_bytes._zarr_api.versions import concurrency
 
 # Codecs whose chunks begin with how many elements they hold, for which numcodecs allocates memory.
 _WITH_COUNTS = ("vlen-utf8", "vlen-bytes", "vlen-array")
+
+# What errors of zarr and NumPy say, in words.
+_IN_WORDS = (
+    (r"LengthError: chunk holds", "{it} holds"),
+    (r".*cannot reshape array of size (\d+) into", r"{it} holds \1 elements, expected those of"),
+    (r".*changing to a larger dtype.*", "{it} ends within an element"),
+    (r".*checksum do not match.*", "{checksum} is wrong"),
+)
 
 
 def check_chunks(
@@ -135,8 +145,8 @@ def _why_all_are_wrong(checks: "_Checks", num_chunks: int, found: _Found) -> str
         return ""
     all_hold = f"each of its {num_chunks} chunks holds {length} bytes, expected {expected}"
     key = join(array.path, array.metadata.encode_chunk_key(found.first))
-    if codec := compressor_of(sync(_start_of(array, key)), length, expected):
-        return f"{all_hold}: {keep_compressed(codec)}"
+    if why := explain_start(sync(_start_of(array, key)), length, expected):
+        return f"{all_hold}: {why}"
     item_size, rest = divmod(length, math.prod(array.chunks))
     other = ""
     with contextlib.suppress(TypeError):  # NumPy has no number of that size
@@ -397,8 +407,9 @@ async def _problem_in(array: AnyArray, run: list[ChunkCoords]) -> str:
     for region in _regions_of(array, grid, run[0], run[-1]):
         decoded = await async_value_or_error(array.async_array.getitem(region))
         if isinstance(decoded, Exception):
-            why = f" (the shard may be damaged: {REMEDY})" if grid.is_sharded else ""
-            return f"can't be read: {describe_error(decoded)}{why}"
+            key = join(array.path, array.metadata.encode_chunk_key(run[0]))
+            start = await _start_of(array, key)
+            return f"can't be read: {_explain_decoding(decoded, start, grid)}"
         num_invalid += _count_invalid(np.asarray(decoded))
     if not num_invalid:
         return ""
@@ -407,6 +418,22 @@ async def _problem_in(array: AnyArray, run: list[ChunkCoords]) -> str:
         f"holds {plural(num_invalid, 'bool')} {are} neither 0 nor 1: read as true here, and "
         "unchanged by other libraries"
     )
+
+
+def _explain_decoding(error: Exception, start: bytes, grid: Grid) -> str:
+    """Return why a chunk was not decoded, given its first bytes; none if it can't be read."""
+    text = describe_error(error).removesuffix(FIND_OTHERS)
+    if not start:  # the error is the store's
+        return text
+    if why := explain_web_page(start):
+        return why
+    if grid.is_sharded:
+        it, checksum = "an inner chunk", "the checksum of its index, or of an inner chunk,"
+    else:
+        it, checksum = "once decoded, it", "its checksum"
+    for pattern, in_words in _IN_WORDS:
+        text = re.sub(pattern, in_words.format(it=it, checksum=checksum), text)
+    return f"{text} (the shard may be damaged: {REMEDY})" if grid.is_sharded else text
 
 
 def _regions_of(
