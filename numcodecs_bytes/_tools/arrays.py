@@ -19,8 +19,7 @@ from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import AlreadyInMemory, LeftToZarr, NoReference, NotOpen
 from numcodecs_bytes._sources.files import FileExtent, length_of_file
 from numcodecs_bytes._sources.stores import find_extent
-from numcodecs_bytes._zarr_api.defaults import why_aside
-from numcodecs_bytes._zarr_api.names import other_pipeline
+from numcodecs_bytes._tools.partial_reads import check_pipeline
 
 
 def array_of(document: Any, store_path: StorePath, config: Any = None) -> AnyArray:
@@ -109,8 +108,7 @@ def layout_for_partial_reads(array: AnyArray) -> Layout:
 
     Raises `LeftToZarr` if that is not so. Nothing is requested.
     """
-    if why := other_pipeline(type(array.async_array.codec_pipeline)):
-        raise LeftToZarr(why_aside.get("arrays", why))
+    check_pipeline(array)
     # An untested version of zarr may lack what this imports.
     from numcodecs_bytes._pipeline.array_layouts import layout_of_array
 

@@ -1,6 +1,8 @@
 """Which parts of this package are in use in this environment, and what sets that."""
 
+import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -103,6 +105,19 @@ def explain_other_codec() -> str:
         f"registered it in place of {name_of_type(Bytes)}; to use ours, call "
         "numcodecs.register_codec(numcodecs_bytes.Bytes) after that"
     )
+
+
+def explain_wrong_setting(document: JSONObject) -> str:
+    """Return which setting does not let zarr open an array, given its metadata, or ""."""
+    stated = json.dumps(document)
+    names = [name for name in zarr.config.get("codecs", {}) if json.dumps(name) in stated]
+    uses: dict[str, Callable[[], type]] = {"codec_pipeline.path": zarr.registry.get_pipeline_class}
+    uses |= {f"codecs.{name}": partial(zarr.registry.get_codec_class, name) for name in names}
+    for key, find_class in uses.items():
+        if options.origin_of(key) and isinstance(value_or_error(find_class), Exception):
+            wrong = f"{key} is {zarr.config.get(key)!r}{options.set_by(key)}"
+            return f" because of a setting: {wrong}, which is no class that zarr knows: correct it"
+    return ""
 
 
 def _numcodecs_class() -> type:

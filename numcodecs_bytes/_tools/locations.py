@@ -18,6 +18,7 @@ from zarr.core.sync import sync
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
+from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._tools.documents import METADATA_NAMES, local_path
 from numcodecs_bytes._zarr_api.file_systems import is_local, unwrapped
 
@@ -105,7 +106,8 @@ async def _is_repository(store: Store) -> bool:
     start = await store.get("repo", prototype, RangeByteRequest(0, 3))
     if start is not None and start.to_bytes().startswith(b"ICE"):
         return True
-    return await store.get("refs/branch.main/ref.json", prototype) is not None
+    ref = await store.get("refs/branch.main/ref.json", prototype)
+    return ref is not None and b"snapshot" in ref.to_bytes()  # some servers send a login form
 
 
 def _open_repository(folder: str, icechunk_ref: dict[str, str]) -> Store:
@@ -181,17 +183,29 @@ def _open_zip(location: str) -> Store:
         raise ValueError(f'this is {what}: see the recipe "How do I read {what}?" {_PAGE}')
     if advice := advise_references(location, start):
         raise ValueError(advice)
+    if not start or start.startswith(b"PK\5\6"):  # the end of an archive
+        what = "zip archive" if start else "file"
+        raise ValueError(f"the {what} is empty: expected an archive with zarr.json or .zarray")
     try:
         archive: Store = sync(zarr.storage.ZipStore.open(location, mode="r"))
     except zipfile.BadZipFile as error:
         if start.startswith(b"PK"):
             raise ValueError("the zip archive is damaged or truncated: restore it") from error
+        if node := _node_above(Path(location)):
+            what = "this is a file in a Zarr array or group"
+            raise ValueError(f"{what}: give its folder, {node}") from error
         raise ValueError(
             "this is a file, but neither a zip file nor references, whose name must end in .json: "
             'see the recipes "How do I read an ENVI image?" and "How do I read a raw binary file?" '
             f"{_PAGE}"
         ) from error
     return archive
+
+
+def _node_above(path: Path) -> Path | None:
+    """Return the folder of the array or group that a file is in, if any."""
+    names = (".zarray", ".zgroup", "zarr.json")
+    return next((f for f in path.parents if any((f / n).is_file() for n in names)), None)
 
 
 def _is_scaled(file: BinaryIO) -> bool:
@@ -268,7 +282,12 @@ def _open_references(location: str, options: JSONObject) -> Store:
     elif importlib.util.find_spec("pyarrow") is None:
         _need("fastparquet", "kerchunk")
     options["remote_options"] = {"asynchronous": True, **options.pop("remote_options", {})}
-    return References.from_url("reference://", {"fo": source, **options}, read_only=True)
+    try:
+        return References.from_url("reference://", {"fo": source, **options}, read_only=True)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise_if_of_caller(error)
+        what = "references in Parquet are a folder"
+        raise ValueError(f"{what}: give the one that has the file .zmetadata") from error
 
 
 def _read_references(location: str, options: JSONObject) -> JSONObject:
