@@ -48,6 +48,7 @@ from numcodecs_bytes._tools.reporting import (
     describe_error,
     explain_error,
     is_bug,
+    value_or_expected_error,
 )
 from numcodecs_bytes._tools.stored_chunks import ChunkCoords
 from numcodecs_bytes._tools.v2_to_v3 import disagreements
@@ -136,7 +137,7 @@ def _check_array(
 ) -> None:
     array = value_or_error(array_of, document, store_path)
     if isinstance(array, Exception):
-        why = explain_wrong_setting(document) or f": {describe_error(array)}"
+        why = explain_wrong_setting(array) or f": {describe_error(array)}"
         report.add_problem(f"zarr can't open it{why}")
         report.notes += filter(None, (explain_other_codec(), why_not_opened(document)))
         return
@@ -162,8 +163,7 @@ def _check_array(
     if array.metadata.zarr_format == 2 and "pickle" not in codecs:
         _check_masked_zeros(array, attributes, first, report, limits)
     if first is not None and is_in_part:
-        # An error here must not end the check.
-        error = value_or_error(sync, _request_a_byte(array, first))
+        error = value_or_expected_error(sync, _request_a_byte(array, first))
         if error is not None and not isinstance(error, LeftToZarr):
             key = join(array.path, array.metadata.encode_chunk_key(first))
             problem = f"chunk {key} can't be read: {describe_error(error)}"

@@ -99,12 +99,9 @@ def explain_start(start: bytes, num_bytes: int, num_decoded: int) -> str:
 
 def explain_web_page(start: bytes) -> str:
     """Return that a chunk, or a document, is a web page, given its first bytes; or ""."""
-    is_page = _WEB_PAGE.match(start)
-    return (
-        "it is a web page, such as a login form: log in at its server, or restore it"
-        if is_page
-        else ""
-    )
+    if not _WEB_PAGE.match(start):
+        return ""
+    return "it is a web page, such as a login form: log in at its server, or restore it"
 
 
 def _compressor_of(start: bytes, num_bytes: int, num_decoded: int) -> str:

@@ -83,11 +83,6 @@ class Grid:
         """The shape of a chunk, or the largest length along each axis."""
         return tuple(n if isinstance(n, int) else max(n) for n in self.lengths)
 
-    @property
-    def is_regular(self) -> bool:
-        """Whether all chunks have one shape."""
-        return not any(self.starts)
-
     def chunk_shape(self, chunk_coords: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of a chunk, which may reach beyond the end of the array."""
         axes = zip(self.lengths, chunk_coords, strict=True)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
-from zarr.storage import LocalStore, StorePath
+from zarr.storage import StorePath
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
@@ -27,7 +27,7 @@ from numcodecs_bytes._tools.documents import (
     object_of,
     walk,
 )
-from numcodecs_bytes._tools.reporting import describe_error, is_bug
+from numcodecs_bytes._tools.reporting import describe_error, value_or_expected_error
 
 _REMEDY = "consolidate them again, with zarr.consolidate_metadata"
 
@@ -81,15 +81,12 @@ def _visit(store: Store, path: str) -> tuple[_Folder, list[str]]:
     document, node_type = _node_at(store, path)
     if document is not None and node_type == "array":
         return _Folder({path: document}), []
-    listed = value_or_error(_names_in, store, path)
+    listed = value_or_expected_error(_names_in, store, path)
     names = [] if isinstance(listed, Exception) else listed
     if isinstance(listed, Exception):
         if path:
             return _Folder({path: Broken(listed)}), []
-        is_store_broken = isinstance(document, Broken) and not isinstance(
-            document.error, ValueError
-        )
-        if isinstance(store, LocalStore) or is_store_broken or is_bug(listed):
+        if isinstance(document, Broken) and not isinstance(document.error, ValueError):
             raise listed
     if document is not None and node_type != "group":
         # It may be an array: do not search its chunks for arrays.
@@ -101,8 +98,8 @@ def _visit(store: Store, path: str) -> tuple[_Folder, list[str]]:
         return _Folder({name: _why_no_path(store, name) or each for name, each in stated}), []
     if isinstance(listed, Exception) and not isinstance(listed, FileNotFoundError):
         raise OSError(
-            f"it can't be listed: {describe_error(listed)}; if that is forbidden, give the URL of "
-            "an array, or consolidate metadata"
+            f"it can't be listed: {describe_error(listed)}; if that is forbidden, give the path or "
+            "URL of an array, or consolidate metadata"
         ) from listed
     return _Folder({}, consolidated), [name for name in names if not METADATA.fullmatch(name)]
 

@@ -1,8 +1,6 @@
 """Which parts of this package are in use in this environment, and what sets that."""
 
-import json
 from collections.abc import Callable, Iterator
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -107,15 +105,13 @@ def explain_other_codec() -> str:
     )
 
 
-def explain_wrong_setting(document: JSONObject) -> str:
-    """Return which setting does not let zarr open an array, given its metadata, or ""."""
-    stated = json.dumps(document)
-    names = [name for name in zarr.config.get("codecs", {}) if json.dumps(name) in stated]
-    uses: dict[str, Callable[[], type]] = {"codec_pipeline.path": zarr.registry.get_pipeline_class}
-    uses |= {f"codecs.{name}": partial(zarr.registry.get_codec_class, name) for name in names}
-    for key, find_class in uses.items():
-        if options.origin_of(key) and isinstance(value_or_error(find_class), Exception):
-            wrong = f"{key} is {zarr.config.get(key)!r}{options.set_by(key)}"
+def explain_wrong_setting(error: Exception) -> str:
+    """Return which setting made zarr raise an error that names its value, or ""."""
+    keys = ["codec_pipeline.path", *(f"codecs.{name}" for name in zarr.config.get("codecs", {}))]
+    for key in keys:
+        value = zarr.config.get(key, None)
+        if repr(value) in str(error) and options.origin_of(key):
+            wrong = f"{key} is {value!r}{options.set_by(key)}"
             return f" because of a setting: {wrong}, which is no class that zarr knows: correct it"
     return ""
 

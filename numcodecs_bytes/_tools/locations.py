@@ -18,7 +18,6 @@ from zarr.core.sync import sync
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._tools.documents import METADATA_NAMES, local_path
 from numcodecs_bytes._zarr_api.file_systems import is_local, unwrapped
 
@@ -279,15 +278,13 @@ def _open_references(location: str, options: JSONObject) -> Store:
     source: str | JSONObject = location
     if location.endswith(".json"):
         source = _read_references(location, options.pop("target_options", {}))
+    elif "://" not in location and not Path(location, ".zmetadata").is_file():
+        what = "references in Parquet are a folder"
+        raise ValueError(f"{what}: give the one that has the file .zmetadata")
     elif importlib.util.find_spec("pyarrow") is None:
         _need("fastparquet", "kerchunk")
     options["remote_options"] = {"asynchronous": True, **options.pop("remote_options", {})}
-    try:
-        return References.from_url("reference://", {"fo": source, **options}, read_only=True)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise_if_of_caller(error)
-        what = "references in Parquet are a folder"
-        raise ValueError(f"{what}: give the one that has the file .zmetadata") from error
+    return References.from_url("reference://", {"fo": source, **options}, read_only=True)
 
 
 def _read_references(location: str, options: JSONObject) -> JSONObject:
