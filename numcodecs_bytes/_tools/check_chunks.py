@@ -470,8 +470,7 @@ def _report_listing(
         tried = f"{num_tried} of {num_in_all} names of chunks were tried"
         report.notes.append(f"{tried}: the store lists none")
     if num_chunks < num_tried == num_in_all:
-        is_sure = not errors
-        missing = "missing ones are read as the fill value" if is_sure else "others were not found"
+        missing = "others were not found" if errors else "missing ones are read as the fill value"
         report.notes.append(f"{num_chunks} of {num_in_all} chunks are present; the {missing}")
     if others:
         files, names = plural(len(others), "file"), ", ".join(others[:3])

@@ -131,8 +131,7 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
         folder, name = str(path.parent), path.name
     if name in METADATA_NAMES and (is_url or is_file):
         raise ValueError(f"this is Zarr metadata: give its folder, {folder or '.'}")
-    names = (".zarray", ".zgroup", "zarr.json")  # references in Parquet have only .zmetadata
-    is_node = not is_url and any((path / each).is_file() for each in names)
+    is_node = not is_url and _is_node(path)
     if location.endswith((".json", ".parq", ".parquet")) and not is_node:
         if not read_only:
             raise ValueError(f"kerchunk references are read-only: {_WRITABLE}")
@@ -190,7 +189,7 @@ def _open_zip(location: str) -> Store:
     except zipfile.BadZipFile as error:
         if start.startswith(b"PK"):
             raise ValueError("the zip archive is damaged or truncated: restore it") from error
-        if node := _node_above(Path(location)):
+        if node := next(filter(_is_node, Path(location).parents), None):
             what = "this is a file in a Zarr array or group"
             raise ValueError(f"{what}: give its folder, {node}") from error
         raise ValueError(
@@ -201,10 +200,9 @@ def _open_zip(location: str) -> Store:
     return archive
 
 
-def _node_above(path: Path) -> Path | None:
-    """Return the folder of the array or group that a file is in, if any."""
-    names = (".zarray", ".zgroup", "zarr.json")
-    return next((f for f in path.parents if any((f / n).is_file() for n in names)), None)
+def _is_node(folder: Path) -> bool:
+    # References in Parquet have only .zmetadata.
+    return any((folder / name).is_file() for name in (".zarray", ".zgroup", "zarr.json"))
 
 
 def _is_scaled(file: BinaryIO) -> bool:
@@ -252,12 +250,8 @@ class References(zarr.storage.FsspecStore):
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """Yield names: fsspec lists none, or only some, if a reference is malformed."""
-        if not isinstance(self.fs.references, dict):
-            async for name in super().list_dir(prefix):
-                yield name
-            return
         start = f"{prefix}/".lstrip("/")
-        keys = [key for key in self.fs.references if key.startswith(start)]
+        keys = [key async for key in self.list_prefix(start)]
         for name in {key.removeprefix(start).partition("/")[0] for key in keys}:
             yield name
 
