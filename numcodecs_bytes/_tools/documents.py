@@ -96,9 +96,13 @@ def names_in(store: Store, path: str) -> list[str]:
         return sorted([name async for name in store.list_dir(path) if name])
 
     try:
-        return sync(names()) if store.supports_listing else []
+        found = sync(names()) if store.supports_listing else []
     except NotADirectoryError:
         return []
+    if len(found) == 1 and path.split("/")[-8:] == found * 8:
+        why = "the store lists a folder as part of itself"
+        raise ValueError(f"{why}: download the zip file, or upgrade zarr")
+    return found
 
 
 def join(path: str, name: str) -> str:

@@ -81,7 +81,7 @@ def _visit(store: Store, path: str) -> tuple[_Folder, list[str]]:
     document, node_type = _node_at(store, path)
     if document is not None and node_type == "array":
         return _Folder({path: document}), []
-    listed = value_or_expected_error(_names_in, store, path)
+    listed = value_or_expected_error(names_in, store, path)
     names = [] if isinstance(listed, Exception) else listed
     if isinstance(listed, Exception):
         if path:
@@ -102,14 +102,6 @@ def _visit(store: Store, path: str) -> tuple[_Folder, list[str]]:
             "URL of an array, or consolidate metadata"
         ) from listed
     return _Folder({}, consolidated), [name for name in names if not METADATA.fullmatch(name)]
-
-
-def _names_in(store: Store, path: str) -> list[str]:
-    names = names_in(store, path)
-    if len(names) == 1 and path.split("/")[-8:] == names * 8:
-        why = "the store lists a folder as part of itself"
-        raise ValueError(f"{why}: download the zip file, or upgrade zarr")
-    return names
 
 
 def _why_no_path(store: Store, path: str) -> Broken | None:
