@@ -147,7 +147,7 @@ def _check_array(
     if _is_our_data_type(array.metadata.dtype):
         after = ""
         if are_data_types_unloaded():
-            after = f", and only after `import {zarr_data_types.__name__}`"
+            after = f", and zarr {zarr.__version__} only after `import {zarr_data_types.__name__}`"
         report.notes.append(f"zarr opens its data type {_WHILE_INSTALLED}{after}")
     if array.metadata.zarr_format == 3:
         _check_v3_codecs(array, document, report)
@@ -190,7 +190,8 @@ async def _request_a_byte(array: AnyArray, chunk_coords: ChunkCoords) -> None:
     # Not all stores serve the end of an object, where most shards have their index.
     byte_range = (-1, None) if start < 0 else (start, start + 1)
     answer = await RemoteObject(extent).get_range(*byte_range)
-    if answer.kind != "read" and await chunk.get() is not None and answer.is_strike:
+    is_refused = answer.is_strike or answer.kind == "failed"
+    if is_refused and await chunk.get() is not None and answer.is_strike:
         state_of(chunk.store).strike(answer)
 
 
