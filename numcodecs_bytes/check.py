@@ -39,7 +39,7 @@ from numcodecs_bytes._tools.arrays import Grid, array_of, layout_for_partial_rea
 from numcodecs_bytes._tools.check_chunks import check_chunks
 from numcodecs_bytes._tools.documents import Broken, document_at, join
 from numcodecs_bytes._tools.hierarchy import find_arrays
-from numcodecs_bytes._tools.installation import explain_other_codec
+from numcodecs_bytes._tools.installation import explain_other_codec, explain_wrong_setting
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.reporting import (
     ArrayReport,
@@ -48,6 +48,7 @@ from numcodecs_bytes._tools.reporting import (
     describe_error,
     explain_error,
     is_bug,
+    value_or_expected_error,
 )
 from numcodecs_bytes._tools.stored_chunks import ChunkCoords
 from numcodecs_bytes._tools.v2_to_v3 import disagreements
@@ -57,6 +58,8 @@ from numcodecs_bytes._zarr_api.private_names import are_data_types_unloaded
 from numcodecs_bytes.codec import Bytes
 
 __all__ = ["ArrayReport", "Limits", "check"]
+
+_WHILE_INSTALLED = "only while numcodecs-bytes is installed"
 
 
 def check(
@@ -134,15 +137,18 @@ def _check_array(
 ) -> None:
     array = value_or_error(array_of, document, store_path)
     if isinstance(array, Exception):
-        report.add_problem(f"zarr can't open it: {describe_error(array)}")
+        why = explain_wrong_setting(array) or f": {describe_error(array)}"
+        report.add_problem(f"zarr can't open it{why}")
         report.notes += filter(None, (explain_other_codec(), why_not_opened(document)))
         return
     names = array.dtype.names
     report.data_type = f"struct of {len(names)} fields" if names else str(array.dtype)
     is_in_part = _report_partial_reads(array, report)
-    if are_data_types_unloaded() and _is_our_data_type(array.metadata.dtype):
-        how = f"only after `import {zarr_data_types.__name__}`"
-        report.notes.append(f"zarr {zarr.__version__} opens its data type {how}")
+    if _is_our_data_type(array.metadata.dtype):
+        after = ""
+        if are_data_types_unloaded():
+            after = f", and zarr {zarr.__version__} only after `import {zarr_data_types.__name__}`"
+        report.notes.append(f"zarr opens its data type {_WHILE_INSTALLED}{after}")
     if array.metadata.zarr_format == 3:
         _check_v3_codecs(array, document, report)
         _check_fill_value_attribute(array, report)
@@ -157,13 +163,20 @@ def _check_array(
     if array.metadata.zarr_format == 2 and "pickle" not in codecs:
         _check_masked_zeros(array, attributes, first, report, limits)
     if first is not None and is_in_part:
-        # A strike is remembered, so ask again; an error here must not end the check.
-        value_or_error(sync, _request_a_byte(array, first))
-        _report_partial_reads(array, report)
+        error = value_or_expected_error(sync, _request_a_byte(array, first))
+        if error is not None and not isinstance(error, LeftToZarr):
+            key = join(array.path, array.metadata.encode_chunk_key(first))
+            problem = f"chunk {key} can't be read: {describe_error(error)}"
+            if problem not in report.problems:
+                report.add_problem(problem)
+        _report_partial_reads(array, report)  # again, because a strike is remembered
 
 
 async def _request_a_byte(array: AnyArray, chunk_coords: ChunkCoords) -> None:
-    """Request one byte of a chunk; note a strike if that fails, but its store returns the chunk."""
+    """Request one byte of a chunk; note a strike if that fails, but its store returns the chunk.
+
+    Raises the store's error if it does not return the chunk either, although it states a length.
+    """
     chunk = array.store_path / array.metadata.encode_chunk_key(chunk_coords)
     extent = find_extent(chunk)
     if isinstance(extent, FileExtent):
@@ -177,7 +190,8 @@ async def _request_a_byte(array: AnyArray, chunk_coords: ChunkCoords) -> None:
     # Not all stores serve the end of an object, where most shards have their index.
     byte_range = (-1, None) if start < 0 else (start, start + 1)
     answer = await RemoteObject(extent).get_range(*byte_range)
-    if answer.is_strike and await chunk.get() is not None:
+    is_refused = answer.is_strike or answer.kind == "failed"
+    if is_refused and await chunk.get() is not None and answer.is_strike:
         state_of(chunk.store).strike(answer)
 
 
@@ -250,7 +264,8 @@ def _check_v3_codecs(array: AnyArray, document: JSONObject, report: ArrayReport)
     is_filtered = False  # whether a codec may have changed the data type
     for name, configuration, is_index in _codecs_in(document["codecs"]):
         if name == "endian":
-            report.notes.append('codec "endian" was renamed to "bytes" in version 1.0')
+            renamed = 'codec "endian" was renamed to "bytes" in version 1.0'
+            report.notes.append(f"{renamed}: zarr opens it {_WHILE_INSTALLED}")
         if name not in ("bytes", "endian"):
             is_filtered = is_filtered or name not in ("transpose", "sharding_indexed")
             _check_byte_orders(name, configuration, report)
@@ -330,6 +345,7 @@ def _check_v2_codecs(array: AnyArray, codecs: tuple[Any, ...], report: ArrayRepo
             if codec.codec_id == "bytes":
                 report.notes.append(explain_other_codec())
             continue
+        report.notes.append(f'zarr opens the filter or compressor "bytes" {_WHILE_INSTALLED}')
         dtype = array.dtype if codec.dtype is None else codec.dtype
         _check_endian(codec.endian, dtype, report)
         if position:

@@ -6,8 +6,10 @@ import contextlib
 import functools
 import http.server
 import importlib.util
+import io
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -27,12 +29,14 @@ import zarr.storage
 from helpers import (
     HAS_RECTILINEAR,
     HAS_STRUCT,
+    WITHOUT_ENTRY_POINTS,
     WITHOUT_ML_DTYPES,
     bytes_codec,
     ignore_unstable_data_types,
     metadata,
     metadata_v2,
     run_program,
+    run_python,
     sharded,
     write_array,
     write_v2,
@@ -112,7 +116,7 @@ DAMAGED = {
     "short, v2": (v2(bytes(5), "<i2"), "chunk 0 holds 5 bytes, expected 8: if it is truncated"),
     "short behind zstd": (
         v3(zstd(bytes(7)), "int16", [BIG, ZSTD]),
-        "chunk c/0 can't be read: LengthError: chunk holds 7 bytes, expected 8",
+        "chunk c/0 can't be read: once decoded, it holds 7 bytes, expected 8 for shape (4,)",
     ),
     # Of which zarr alone returns whatever lies in memory behind it.
     "blosc, v2": (
@@ -406,7 +410,45 @@ class TestHierarchies:
         write_v2(tmp_path / "a/filtered", bytes(8), "<i4", filters=filters)
         found = check(at(location, tmp_path / "a"))
         assert found.keys() == {"full", "zipped", "bools", "needless", "filtered"}
+        assert (
+            found["filtered"]
+            .notes.pop()
+            .startswith('zarr opens the filter or compressor "bytes" only')
+        )
         assert [(report.problems, report.notes) for report in found.values()] == [([], [])] * 5
+
+    @pytest.mark.parametrize(
+        "write",
+        [
+            filtered("<i4", endian="big", dtype="<i4"),
+            v2(None, "<i4", compressor={"id": "bytes", "endian": "little", "dtype": "<i4"}),
+            v3(None, "r24", [PLAIN], fill_value=[0, 0, 0]),
+            v3(None, "uint8", [bytes_codec(None, "endian")]),
+            v3(None, "uint8", [PLAIN]),
+            v2(None, "<i4"),
+        ],
+        ids=["v2 filter", "v2 compressor", "data type", "former name", "zarr's, v3", "zarr's, v2"],
+    )
+    def test_what_zarr_opens_only_while_this_package_is_installed(self, tmp_path, write):
+        """Only the pages said so."""
+        write(tmp_path)
+        program = "import zarr, sys; zarr.open_array(sys.argv[1])"
+        arguments = ("-W", "ignore", "-c", WITHOUT_ENTRY_POINTS + program, tmp_path)
+        done = run_python(*arguments, status=None)
+        (report,) = checks.check(tmp_path)
+        assert report.problems == []
+        assert ("only while numcodecs-bytes is installed" in str(report)) == bool(done.returncode)
+
+    @pytest.mark.parametrize("key", ["codecs.bytes", "codec_pipeline.path"])
+    def test_a_setting_that_is_wrong(self, tmp_path, key):
+        """The array was blamed."""
+        write_array(tmp_path, bytes(4), "uint8", [PLAIN])
+        with zarr.config.set({key: "nobody.Class"}):
+            (problem,) = check(tmp_path)[""].problems
+        assert problem == (
+            f"zarr can't open it because of a setting: {key} is 'nobody.Class', set in this "
+            "program by zarr.config.set, which is no class that zarr knows: correct it"
+        )
 
     @pytest.mark.parametrize("name", ["zarr.json", "plain/zarr.json", "deep/in/zarr.json"])
     def test_broken_metadata_does_not_hide_other_arrays(self, healthy, name):
@@ -477,29 +519,52 @@ COMPRESSORS = {
 class TestAdvice:
     """No advice destroys good data: it was to remove each chunk of the wrong length."""
 
+    @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
+    @pytest.mark.parametrize("zarr_format", [2, 3])
     @pytest.mark.parametrize("codec", COMPRESSORS)
     @pytest.mark.parametrize("how", ["differ", "equal"])
-    def test_a_compressed_chunk_of_which_metadata_say_nothing(self, tmp_path, codec, how):
-        """The error and `check` say to keep it, also if all chunks have the same length."""
+    def test_a_compressed_chunk_of_which_metadata_say_nothing(
+        self, tmp_path, codec, how, zarr_format
+    ):
+        """The error and `check` say to keep it, also if all chunks have the same length.
+
+        They did not say what to add.
+        """
         data = np.arange(2000, dtype="f8") if how == "differ" else np.zeros(2000)
-        array = zarr.create_array(tmp_path, shape=2000, chunks=1000, dtype="f8", compressors=None)
+        settings = {"shape": 2000, "chunks": 1000, "dtype": "f8", "zarr_format": zarr_format}
+        array = zarr.create_array(tmp_path, compressors=None, **settings)
         for i in range(2):
             stored = COMPRESSORS[codec].encode(data[i * 1000 : (i + 1) * 1000])
-            (tmp_path / "c").mkdir(exist_ok=True)
-            (tmp_path / f"c/{i}").write_bytes(stored)
-        advice = (
-            f"it seems to be compressed by {codec}: keep it, and add that codec to the metadata"
-        )
+            chunk = tmp_path / array.metadata.encode_chunk_key((i,))
+            chunk.parent.mkdir(exist_ok=True)
+            chunk.write_bytes(stored)
         problems = check(tmp_path)[""].problems
-        assert problems
-        assert all(advice in problem for problem in problems)
+        start = f"it seems to be compressed by {codec}: keep it, and add that codec to the metadata"
+        (advice,) = {start + problem.partition(start)[2] for problem in problems}
         for selection in (slice(3), slice(None)):
-            with pytest.raises(ValueError, match=advice) as caught:
+            with pytest.raises(ValueError, match=re.escape(advice)) as caught:
                 array[selection]
             assert "remove" not in str(caught.value)
         in_place = zarr.config.set({"numcodecs_bytes.write_in_place": True})
-        with in_place, pytest.raises(ValueError, match=advice):
+        with in_place, pytest.raises(ValueError, match=re.escape(advice)):
             array[3] = 1
+        self.follow(advice, tmp_path)
+        assert zarr.open_array(tmp_path)[:].tolist() == data.tolist()
+        assert check(tmp_path)[""].problems == []
+
+    @staticmethod
+    def follow(advice, folder):
+        """Add the codec that an advice shows to the metadata of an array."""
+        of_v3, of_v2 = re.search(
+            r'in zarr.json as (.*) after the codec "bytes", or in .zarray as (.*)', advice
+        ).groups()
+        (path,) = (folder / name for name in ("zarr.json", ".zarray") if (folder / name).exists())
+        document = json.loads(path.read_text())
+        if path.name == ".zarray":
+            document |= json.loads(f"{{{of_v2}}}")
+        else:
+            document["codecs"].append(json.loads(of_v3))
+        path.write_text(json.dumps(document))
 
     @pytest.mark.parametrize("num_bytes", [5, 41])
     def test_a_chunk_that_may_be_intact(self, tmp_path, num_bytes):
@@ -641,6 +706,43 @@ class TestChunks:
             (problem,) = check(tmp_path)[""].problems
             assert problem.startswith("chunk c/0/0 can't be read: ")
 
+    @pytest.mark.parametrize("dtype", ["?", "f4"])
+    def test_an_inner_chunk_of_the_wrong_length(self, tmp_path, dtype):
+        """NumPy said that it "cannot reshape array"; and `check` advised to run `check`."""
+        settings = {"shape": 4, "chunks": (2,), "dtype": dtype, "compressors": None}
+        index = {"shards": {"shape": (4,), "index_location": "start"}}
+        zarr.create_array(tmp_path, **settings | index)[:] = 1
+        chunk, size = tmp_path / "c/0", np.dtype(dtype).itemsize
+        raw = chunk.read_bytes()[36:]
+        for offset, num_bytes in ((36, size), (36, 0), (5000, 2 * size)):
+            places = struct.pack("<4Q", offset, num_bytes, 36 + 2 * size, 2 * size)
+            chunk.write_bytes(numcodecs.CRC32C().encode(places).tobytes() + raw)
+            (problem,) = check(tmp_path)[""].problems
+            holds = num_bytes if offset == 36 else 0
+            held = f"{holds // size} elements, expected those of shape (2,)"
+            if size > 1:
+                held = f"{holds} bytes, expected {2 * size} for shape (2,)"
+            assert problem.startswith(f"chunk c/0 can't be read: an inner chunk holds {held}")
+            assert "numcodecs-bytes check" not in problem
+
+    def test_wrong_checksums(self, tmp_path):
+        """Both sums were printed, as bytes."""
+        crc = zarr.codecs.Crc32cCodec()
+        settings = {"shape": 4, "chunks": (2,), "dtype": "f4"}
+        expected = {
+            "plain": "chunk plain/c/0 can't be read: a checksum is wrong",
+            "sharded": "chunk sharded/c/0 can't be read: a checksum is wrong (the shard may be d",
+        }
+        for name, more in (("plain", {"compressors": crc}), ("sharded", {"shards": (4,)})):
+            zarr.create_array(tmp_path / name, **settings | more)[:] = 1
+            chunk = tmp_path / name / "c/0"
+            raw = chunk.read_bytes()
+            chunk.write_bytes(raw[:-1] + bytes([raw[-1] ^ 255]))
+        found = check(tmp_path)
+        for name, start in expected.items():
+            (problem,) = found[name].problems
+            assert problem.startswith(start)
+
     def test_missing_chunks_are_not_read(self, tmp_path):
         """Nor is a chunk of fill values made: of 64 GiB here; and the grid is not walked."""
         write_array(tmp_path / "large", None, "int16", [BIG, ZSTD], (2**36,), chunks=(2**35,))
@@ -765,6 +867,17 @@ class TestPermissions:
                 assert report.notes == ["1 of 2 chunks are present; the others were not found"]
             assert not any(other.problems for other in found.values())
 
+    def test_a_root_that_may_not_be_listed(self, folder):
+        """fsspec's had "no Zarr array"."""
+        urls = [f"file://{folder}"] if importlib.util.find_spec("fsspec") else []
+        for location in (folder, *urls):
+            with (
+                denied(folder, mode=0o111),
+                pytest.raises(OSError, match="Permission denied") as caught,
+            ):
+                check(location)
+            assert "PermissionError" in repr(caught.value)
+
     def test_a_store_that_forbids_chunks(self, folder):
         """It was said of the array that it can't be checked, and nothing of its chunks."""
 
@@ -850,12 +963,23 @@ class TestConsolidatedMetadata:
 
 @contextlib.contextmanager
 def serving(folder, status, failing=None):
-    """Serve files, but answer with a status for folders, and with others for failing paths."""
+    """Serve files, but answer with a status for folders, and with others for failing requests.
+
+    These are paths, or methods and paths. The answer 200 is a login form.
+    """
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def send_head(self):
-            if answer := (failing or {}).get(self.path):
-                self.send_error(answer)
+            request = f"{self.command} {self.path}"
+            answers = [answer for end, answer in (failing or {}).items() if request.endswith(end)]
+            if answers and answers[0] == 200:
+                page = b"<!DOCTYPE html>\n<html><form>password</form></html>"
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(page)))
+                self.end_headers()
+                return io.BytesIO(page)
+            if answers:
+                self.send_error(answers[0])
                 return None
             return super().send_head()
 
@@ -905,6 +1029,47 @@ class TestKindsOfStores:
             (report,) = check(f"{url}/a").values()
         (problem,) = report.problems
         assert problem.startswith("chunk c/1 can't be read: ClientResponseError: 500")
+
+    @pytest.mark.parametrize("kind", ["plain", "sharded", "zipped"])
+    def test_a_web_server_that_wants_a_login(self, tmp_path, kind):
+        """The data type, the shard or the compressed data was said to be wrong."""
+        pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
+        more = {"sharded": {"shards": (2,)}, "zipped": {"compressors": "auto"}}.get(kind, {})
+        settings = {"shape": 4, "chunks": (1,), "dtype": "i1", "compressors": None} | more
+        zarr.create_array(tmp_path / "a", **settings)[:] = 1
+        for names in (["/0", "/1", "/2", "/3"], ["/0"]):
+            with serving(tmp_path, 403, dict.fromkeys(names, 200)) as url:
+                (report,) = check(f"{url}/a").values()
+            num = 1 if kind == "plain" else min(len(names), 2 if kind == "sharded" else 4)
+            assert len(report.problems) == num
+            for problem in report.problems:
+                assert "it is a web page, such as a login form: log in at its server" in problem
+                assert "shard" not in problem
+        with serving(tmp_path, 403, {"": 200}) as url:
+            (report,) = check(f"{url}/a").values()
+        (problem,) = report.problems
+        assert problem.startswith("its metadata can't be read: zarr.json is not JSON: it is a web")
+
+    @pytest.mark.parametrize("kind", ["plain", "sharded", "zipped"])
+    def test_a_web_server_that_states_lengths_but_forbids_reads(self, tmp_path, kind):
+        """Uncompressed arrays had no problems, and were read in part."""
+        pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
+        more = {"sharded": {"shards": (2,)}, "zipped": {"compressors": "auto"}}.get(kind, {})
+        settings = {"shape": 2, "chunks": (1,), "dtype": "i1", "compressors": None} | more
+        zarr.create_array(tmp_path / "a", **settings)[:] = 1
+        with serving(tmp_path, 403, {"GET /a/c/0": 403}) as url:
+            (report,) = check(f"{url}/a").values()
+        (problem,) = report.problems
+        assert problem.startswith("chunk c/0 can't be read: ClientResponseError: 403")
+        assert "shard" not in problem
+
+    def test_a_web_server_that_forbids_to_list_a_group(self, tmp_path):
+        """There was "no Zarr array"."""
+        pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
+        zarr.create_group(tmp_path / "a").create_array("b", shape=4, dtype="i1")
+        with serving(tmp_path, 403) as url, pytest.raises(OSError, match="403") as caught:
+            check(f"{url}/a")
+        assert "give the path or URL of an array, or consolidate metadata" in str(caught.value)
 
     @pytest.mark.filterwarnings("ignore:The 'fastparquet' engine is deprecated")
     @pytest.mark.parametrize("kind", ["json", "parq"])
@@ -1193,6 +1358,26 @@ class TestCommand:
         os.truncate(tmp_path / "a.zip", 40)
         with pytest.raises(ValueError, match="the zip archive is damaged or truncated"):
             open_store(tmp_path / "a.zip")
+
+    def test_files_and_folders_that_are_no_stores(self, tmp_path):
+        """The error named a file that nobody had given, or nothing that helps."""
+        zipfile.ZipFile(tmp_path / "a.zip", "w").close()
+        (tmp_path / "b.zip").write_bytes(b"")
+        write_array(tmp_path / "a.zarr", bytes(4), "int8", [PLAIN])
+        answers = {
+            "a.zip": "the zip archive is empty: expected an archive with zarr.json or .zarray",
+            "b.zip": "the file is empty: expected an archive with zarr.json or .zarray",
+            "a.zarr/c/0": "this is a file in a Zarr array or group: give its folder, "
+            f"{tmp_path / 'a.zarr'}",
+        }
+        (tmp_path / "a.parq").write_bytes(b"PAR1")
+        (tmp_path / "b.parq").mkdir()
+        if importlib.util.find_spec("fastparquet") and importlib.util.find_spec("fsspec"):
+            what = "references in Parquet are a folder: give the one that has the file .zmetadata"
+            answers |= {"a.parq": what, "b.parq": what}
+        for name, answer in answers.items():
+            with pytest.raises(ValueError, match=re.escape(answer) + "$"):
+                check(tmp_path / name)
 
     def test_a_file_that_is_not_known(self, tmp_path):
         """The answer names recipes."""

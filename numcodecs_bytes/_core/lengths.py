@@ -5,6 +5,7 @@ chunk of a shard that holds others, so that no message advises to remove it.
 """
 
 import contextlib
+import json
 import math
 import re
 import zlib
@@ -13,12 +14,21 @@ from typing import Any
 from numcodecs_bytes._core.dtypes import AnyDType
 
 NUM_START_BYTES = 16  # how many of a chunk's first bytes tell by what it is compressed
+# The end of the message of an error that a read raises.
+FIND_OTHERS = " (`numcodecs-bytes check` finds all such chunks)"
 # What compressed data begin with.
 _STARTS = {
     "zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
     "gzip": re.compile(rb"\x1f\x8b\x08"),
     "bz2": re.compile(rb"BZh[1-9]1AY&SY"),
     "lzma": re.compile(rb"\xfd7zXZ\0"),
+}
+_WEB_PAGE = re.compile(rb"\s*<(!doctype\s+h|html)", re.IGNORECASE)
+# Configurations that decode whatever the codec wrote; for others, zarr needs an empty one.
+_OF_ZARR_V3: dict[str, dict[str, Any]] = {
+    "zstd": {"level": 0, "checksum": False},
+    "gzip": {"level": 5},
+    "blosc": {"cname": "zstd", "clevel": 5, "shuffle": "noshuffle", "blocksize": 0},
 }
 
 
@@ -46,7 +56,7 @@ def check_length(  # noqa: PLR0913 # what the message says
         why = explain_length(num_bytes, expected, start, is_reference=is_reference)
         raise LengthError(
             f"{name} holds {num_bytes} bytes, expected {expected} for shape {shape} of {dtype}; "
-            f"{why} (`numcodecs-bytes check` finds all such chunks)"
+            f"{why}{FIND_OTHERS}"
         )
 
 
@@ -54,8 +64,8 @@ def explain_length(num_bytes: int, expected: int, start: bytes, *, is_reference:
     """Return what may be wrong with a chunk of the wrong length, and what to do."""
     if not num_bytes and not is_reference:
         return "it is empty: restore or rewrite it"
-    if codec := compressor_of(start, num_bytes, expected):
-        return keep_compressed(codec)
+    if why := explain_start(start, num_bytes, expected):
+        return why
     metadata, wrong = (
         "the metadata, or a consolidated copy of them,",
         "the wrong data type, chunk shape or codecs",
@@ -71,12 +81,30 @@ def explain_length(num_bytes: int, expected: int, start: bytes, *, is_reference:
     return f"{metadata} seem to state {wrong}: correct them"
 
 
-def keep_compressed(codec: str) -> str:
-    """Return what to do with a chunk that seems to be compressed by a codec."""
-    return f"it seems to be compressed by {codec}: keep it, and add that codec to the metadata"
+def explain_start(start: bytes, num_bytes: int, num_decoded: int) -> str:
+    """Return what a chunk seems to be, given its first bytes, and what to do; or ""."""
+    if why := explain_web_page(start):
+        return why
+    codec = _compressor_of(start, num_bytes, num_decoded)
+    if not codec:
+        return ""
+    name = codec if codec in _OF_ZARR_V3 else f"numcodecs.{codec}"
+    of_v3 = json.dumps({"name": name, "configuration": _OF_ZARR_V3.get(codec, {})})
+    return (
+        f"it seems to be compressed by {codec}: keep it, and add that codec to the metadata, in "
+        f'zarr.json as {of_v3} after the codec "bytes", or in .zarray as "compressor": {{"id": '
+        f'"{codec}"}}'
+    )
 
 
-def compressor_of(start: bytes, num_bytes: int, num_decoded: int) -> str:
+def explain_web_page(start: bytes) -> str:
+    """Return that a chunk, or a document, is a web page, given its first bytes; or ""."""
+    if not _WEB_PAGE.match(start):
+        return ""
+    return "it is a web page, such as a login form: log in at its server, or restore it"
+
+
+def _compressor_of(start: bytes, num_bytes: int, num_decoded: int) -> str:
     """Return the codec by which a chunk seems to be compressed, given its first bytes, or ""."""
     for codec, pattern in _STARTS.items():
         if pattern.match(start):

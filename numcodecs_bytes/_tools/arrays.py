@@ -19,8 +19,7 @@ from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import AlreadyInMemory, LeftToZarr, NoReference, NotOpen
 from numcodecs_bytes._sources.files import FileExtent, length_of_file
 from numcodecs_bytes._sources.stores import find_extent
-from numcodecs_bytes._zarr_api.defaults import why_aside
-from numcodecs_bytes._zarr_api.names import other_pipeline
+from numcodecs_bytes._tools.partial_reads import check_pipeline
 
 
 def array_of(document: Any, store_path: StorePath, config: Any = None) -> AnyArray:
@@ -84,11 +83,6 @@ class Grid:
         """The shape of a chunk, or the largest length along each axis."""
         return tuple(n if isinstance(n, int) else max(n) for n in self.lengths)
 
-    @property
-    def is_regular(self) -> bool:
-        """Whether all chunks have one shape."""
-        return not any(self.starts)
-
     def chunk_shape(self, chunk_coords: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of a chunk, which may reach beyond the end of the array."""
         axes = zip(self.lengths, chunk_coords, strict=True)
@@ -109,8 +103,7 @@ def layout_for_partial_reads(array: AnyArray) -> Layout:
 
     Raises `LeftToZarr` if that is not so. Nothing is requested.
     """
-    if why := other_pipeline(type(array.async_array.codec_pipeline)):
-        raise LeftToZarr(why_aside.get("arrays", why))
+    check_pipeline(array)
     # An untested version of zarr may lack what this imports.
     from numcodecs_bytes._pipeline.array_layouts import layout_of_array
 

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import math
 import os
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -30,10 +31,11 @@ from zarr.types import AnyArray
 from numcodecs_bytes._core.catch import async_value_or_error
 from numcodecs_bytes._core.dtypes import Array, leaf_dtypes, pack_dtype, stored_dtype
 from numcodecs_bytes._core.lengths import (
+    FIND_OTHERS,
     NUM_START_BYTES,
-    compressor_of,
     explain_length,
-    keep_compressed,
+    explain_start,
+    explain_web_page,
 )
 from numcodecs_bytes._plan.shards import REMEDY
 from numcodecs_bytes._sources.stores import refers_to_files
@@ -54,6 +56,14 @@ from numcodecs_bytes._zarr_api.versions import concurrency
 
 # Codecs whose chunks begin with how many elements they hold, for which numcodecs allocates memory.
 _WITH_COUNTS = ("vlen-utf8", "vlen-bytes", "vlen-array")
+
+# What errors of zarr and NumPy say, in words.
+_IN_WORDS = (
+    (r"LengthError: chunk holds", "{it} holds"),
+    (r".*cannot reshape array of size (\d+) into", r"{it} holds \1 elements, expected those of"),
+    (r".*changing to a larger dtype.*", "{it} ends within an element"),
+    (r".*checksum do not match.*", "a checksum is wrong"),
+)
 
 
 def check_chunks(
@@ -128,15 +138,16 @@ def _check_present(
 def _why_all_are_wrong(checks: "_Checks", num_chunks: int, found: _Found) -> str:
     """Return what is wrong if all of several chunks have the same wrong length, or ""."""
     length = next(iter(found.lengths)) if len(found.lengths) == 1 else None
-    if not length or not checks.grid.is_regular or num_chunks == 1 or found.first is None:
+    has_several_shapes = any(checks.grid.starts)
+    if not length or has_several_shapes or num_chunks == 1 or found.first is None:
         return ""
     array, expected = checks.array, checks.expected_length(found.first)
     if expected in (None, length):
         return ""
     all_hold = f"each of its {num_chunks} chunks holds {length} bytes, expected {expected}"
     key = join(array.path, array.metadata.encode_chunk_key(found.first))
-    if codec := compressor_of(sync(_start_of(array, key)), length, expected):
-        return f"{all_hold}: {keep_compressed(codec)}"
+    if why := explain_start(sync(_start_of(array, key)), length, expected):
+        return f"{all_hold}: {why}"
     item_size, rest = divmod(length, math.prod(array.chunks))
     other = ""
     with contextlib.suppress(TypeError):  # NumPy has no number of that size
@@ -215,20 +226,14 @@ class _Checks:
 
 def _checks_of(array: AnyArray, codecs: list[str], report: ArrayReport, limits: Limits) -> _Checks:
     """Return what is checked of the chunks of an array, and report what is not."""
-    grid, item_size = Grid.of(array), _stored_item_size(array, codecs)
+    grid, item_size = Grid.of(array), None
+    if codecs in ([], ["bytes"], ["endian"]):  # others change the length of chunks
+        has_padding = array.metadata.zarr_format == 2 and not array.filters  # between fields
+        dtype = array.dtype if has_padding else stored_dtype(pack_dtype(array.dtype), "little")
+        item_size = dtype.itemsize
     is_blosc = codecs[-1:] in (["blosc"], ["numcodecs.blosc"]) and not grid.is_sharded
     decoded = _array_to_decode(array, codecs, report, limits, is_encoded=item_size is None)
     return _Checks(array, grid, item_size, is_blosc, decoded, limits.max_chunk_bytes)
-
-
-def _stored_item_size(array: AnyArray, codecs: list[str]) -> int | None:
-    """Return the length of a stored element in bytes; None if a codec changes that of chunks."""
-    if codecs not in ([], ["bytes"], ["endian"]):
-        return None
-    dtype = array.dtype
-    if array.metadata.zarr_format == 3 or array.filters:  # stored without padding between fields
-        dtype = stored_dtype(pack_dtype(dtype), "little")
-    return dtype.itemsize
 
 
 def _array_to_decode(
@@ -259,8 +264,9 @@ def _array_to_decode(
     metadata = array.metadata
     decoded = array_of(metadata.to_dict(), array.store_path)
     if isinstance(metadata, ArrayV2Metadata):
-        filters: Any = [_with_counts(codec, chunk_shape) for codec in metadata.filters or ()]
-        of_zarr: list[Codec] = [V2Codec(filters=tuple(filters), compressor=metadata.compressor)]
+        filters: Any = metadata.filters or ()
+        filters = tuple(_CountedV2Filter(each, chunk_shape, each.codec_id) for each in filters)
+        of_zarr: list[Codec] = [V2Codec(filters=filters, compressor=metadata.compressor)]
     else:
         of_zarr = [_codec_to_decode(codec) for codec in metadata.codecs]
     # zarr's config would set the pipeline as well, but for all threads.
@@ -303,22 +309,17 @@ class _CountedVLen(ArrayBytesCodec):
         raise NotImplementedError  # it is not known
 
 
-class _CountedV2VLen(NamedTuple):
-    """Such a codec of a Zarr v2 array."""
+class _CountedV2Filter(NamedTuple):
+    """A filter of a Zarr v2 array that believes no count in a damaged chunk."""
 
     codec: Any
     chunk_shape: tuple[int, ...]
     codec_id: str
 
     def decode(self, buf: Any) -> Any:
-        _check_count(bytes(ensure_bytes(buf)[:4]), self.chunk_shape)
+        if self.codec_id in _WITH_COUNTS:
+            _check_count(bytes(ensure_bytes(buf)[:4]), self.chunk_shape)
         return self.codec.decode(buf)
-
-
-def _with_counts(codec: Any, chunk_shape: tuple[int, ...]) -> Any:
-    """Return a codec of a Zarr v2 array that believes no count in a damaged chunk."""
-    is_counted = codec.codec_id in _WITH_COUNTS
-    return _CountedV2VLen(codec, chunk_shape, codec.codec_id) if is_counted else codec
 
 
 def _check_count(header: bytes, chunk_shape: tuple[int, ...]) -> None:
@@ -397,8 +398,9 @@ async def _problem_in(array: AnyArray, run: list[ChunkCoords]) -> str:
     for region in _regions_of(array, grid, run[0], run[-1]):
         decoded = await async_value_or_error(array.async_array.getitem(region))
         if isinstance(decoded, Exception):
-            why = f" (the shard may be damaged: {REMEDY})" if grid.is_sharded else ""
-            return f"can't be read: {describe_error(decoded)}{why}"
+            key = join(array.path, array.metadata.encode_chunk_key(run[0]))
+            start = await _start_of(array, key)
+            return f"can't be read: {_explain_decoding(decoded, start, grid)}"
         num_invalid += _count_invalid(np.asarray(decoded))
     if not num_invalid:
         return ""
@@ -407,6 +409,19 @@ async def _problem_in(array: AnyArray, run: list[ChunkCoords]) -> str:
         f"holds {plural(num_invalid, 'bool')} {are} neither 0 nor 1: read as true here, and "
         "unchanged by other libraries"
     )
+
+
+def _explain_decoding(error: Exception, start: bytes, grid: Grid) -> str:
+    """Return why a chunk was not decoded, given its first bytes; none if it can't be read."""
+    text = describe_error(error).removesuffix(FIND_OTHERS)
+    if not start:  # the error is the store's
+        return text
+    if why := explain_web_page(start):
+        return why
+    it = "an inner chunk" if grid.is_sharded else "once decoded, it"
+    for pattern, in_words in _IN_WORDS:
+        text = re.sub(pattern, in_words.format(it=it), text)
+    return f"{text} (the shard may be damaged: {REMEDY})" if grid.is_sharded else text
 
 
 def _regions_of(
@@ -455,8 +470,7 @@ def _report_listing(
         tried = f"{num_tried} of {num_in_all} names of chunks were tried"
         report.notes.append(f"{tried}: the store lists none")
     if num_chunks < num_tried == num_in_all:
-        is_sure = not errors
-        missing = "missing ones are read as the fill value" if is_sure else "others were not found"
+        missing = "others were not found" if errors else "missing ones are read as the fill value"
         report.notes.append(f"{num_chunks} of {num_in_all} chunks are present; the {missing}")
     if others:
         files, names = plural(len(others), "file"), ", ".join(others[:3])

@@ -17,6 +17,7 @@ from zarr.storage import LocalStore, ZipStore
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
+from numcodecs_bytes._core.lengths import explain_web_page
 from numcodecs_bytes._sources.obstore_local import folder_of
 from numcodecs_bytes._zarr_api.file_systems import is_local, unwrapped
 from numcodecs_bytes._zarr_api.private_names import ensure_open
@@ -95,9 +96,13 @@ def names_in(store: Store, path: str) -> list[str]:
         return sorted([name async for name in store.list_dir(path) if name])
 
     try:
-        return sync(names()) if store.supports_listing else []
+        found = sync(names()) if store.supports_listing else []
     except NotADirectoryError:
         return []
+    if len(found) == 1 and path.split("/")[-8:] == found * 8:
+        why = "the store lists a folder as part of itself"
+        raise ValueError(f"{why}: download the zip file, or upgrade zarr")
+    return found
 
 
 def join(path: str, name: str) -> str:
@@ -122,7 +127,8 @@ def document_at(store: Store, key: str) -> Document:
     try:
         return object_of(json.loads(raw), key)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        return Broken(ValueError(f"{key} is not JSON: {error}"), raw)
+        why = explain_web_page(raw) or error
+        return Broken(ValueError(f"{key} is not JSON: {why}"), raw)
     except RecursionError:
         return Broken(ValueError(f"{key} is nested too deeply"))
     except ValueError:  # its message advises to change a setting of Python

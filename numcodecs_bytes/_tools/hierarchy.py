@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
-from zarr.storage import LocalStore, StorePath
+from zarr.storage import StorePath
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
@@ -27,6 +27,7 @@ from numcodecs_bytes._tools.documents import (
     object_of,
     walk,
 )
+from numcodecs_bytes._tools.reporting import describe_error, value_or_expected_error
 
 _REMEDY = "consolidate them again, with zarr.consolidate_metadata"
 
@@ -80,13 +81,13 @@ def _visit(store: Store, path: str) -> tuple[_Folder, list[str]]:
     document, node_type = _node_at(store, path)
     if document is not None and node_type == "array":
         return _Folder({path: document}), []
-    names = value_or_error(_names_in, store, path)
-    if isinstance(names, Exception):
+    listed = value_or_expected_error(names_in, store, path)
+    names = [] if isinstance(listed, Exception) else listed
+    if isinstance(listed, Exception):
         if path:
-            return _Folder({path: Broken(names)}), []
-        if isinstance(store, LocalStore) or isinstance(document, Broken):
-            raise names
-        names = []  # many web servers forbid it
+            return _Folder({path: Broken(listed)}), []
+        if isinstance(document, Broken) and not isinstance(document.error, ValueError):
+            raise listed
     if document is not None and node_type != "group":
         # It may be an array: do not search its chunks for arrays.
         others = [name for name in names if name != "c" and not name[0].isdigit()]
@@ -95,15 +96,12 @@ def _visit(store: Store, path: str) -> tuple[_Folder, list[str]]:
     if consolidated is not None and not names:  # web servers do not list folders
         stated = consolidated.arrays.items()
         return _Folder({name: _why_no_path(store, name) or each for name, each in stated}), []
+    if isinstance(listed, Exception) and not isinstance(listed, FileNotFoundError):
+        raise OSError(
+            f"it can't be listed: {describe_error(listed)}; if that is forbidden, give the path or "
+            "URL of an array, or consolidate metadata"
+        ) from listed
     return _Folder({}, consolidated), [name for name in names if not METADATA.fullmatch(name)]
-
-
-def _names_in(store: Store, path: str) -> list[str]:
-    names = names_in(store, path)
-    if len(names) == 1 and path.split("/")[-8:] == names * 8:
-        why = "the store lists a folder as part of itself"
-        raise ValueError(f"{why}: download the zip file, or upgrade zarr")
-    return names
 
 
 def _why_no_path(store: Store, path: str) -> Broken | None:

@@ -105,6 +105,17 @@ def explain_other_codec() -> str:
     )
 
 
+def explain_wrong_setting(error: Exception) -> str:
+    """Return which setting made zarr raise an error that names its value, or ""."""
+    keys = ["codec_pipeline.path", *(f"codecs.{name}" for name in zarr.config.get("codecs", {}))]
+    for key in keys:
+        value = zarr.config.get(key, None)
+        if repr(value) in str(error) and options.origin_of(key):
+            wrong = f"{key} is {value!r}{options.set_by(key)}"
+            return f" because of a setting: {wrong}, which is no class that zarr knows: correct it"
+    return ""
+
+
 def _numcodecs_class() -> type:
     """Return the class that numcodecs uses, without making an instance if it is registered."""
     registered: Any = numcodecs.registry.codec_registry.get("bytes")

@@ -106,7 +106,8 @@ async def _is_repository(store: Store) -> bool:
     start = await store.get("repo", prototype, RangeByteRequest(0, 3))
     if start is not None and start.to_bytes().startswith(b"ICE"):
         return True
-    return await store.get("refs/branch.main/ref.json", prototype) is not None
+    ref = await store.get("refs/branch.main/ref.json", prototype)
+    return ref is not None and b"snapshot" in ref.to_bytes()  # some servers send a login form
 
 
 def _open_repository(folder: str, icechunk_ref: dict[str, str]) -> Store:
@@ -131,8 +132,7 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
         folder, name = str(path.parent), path.name
     if name in METADATA_NAMES and (is_url or is_file):
         raise ValueError(f"this is Zarr metadata: give its folder, {folder or '.'}")
-    names = (".zarray", ".zgroup", "zarr.json")  # references in Parquet have only .zmetadata
-    is_node = not is_url and any((path / each).is_file() for each in names)
+    is_node = not is_url and _is_node(path)
     if location.endswith((".json", ".parq", ".parquet")) and not is_node:
         if not read_only:
             raise ValueError(f"kerchunk references are read-only: {_WRITABLE}")
@@ -182,17 +182,28 @@ def _open_zip(location: str) -> Store:
         raise ValueError(f'this is {what}: see the recipe "How do I read {what}?" {_PAGE}')
     if advice := advise_references(location, start):
         raise ValueError(advice)
+    if not start or start.startswith(b"PK\5\6"):  # the end of an archive
+        what = "zip archive" if start else "file"
+        raise ValueError(f"the {what} is empty: expected an archive with zarr.json or .zarray")
     try:
         archive: Store = sync(zarr.storage.ZipStore.open(location, mode="r"))
     except zipfile.BadZipFile as error:
         if start.startswith(b"PK"):
             raise ValueError("the zip archive is damaged or truncated: restore it") from error
+        if node := next(filter(_is_node, Path(location).parents), None):
+            what = "this is a file in a Zarr array or group"
+            raise ValueError(f"{what}: give its folder, {node}") from error
         raise ValueError(
             "this is a file, but neither a zip file nor references, whose name must end in .json: "
             'see the recipes "How do I read an ENVI image?" and "How do I read a raw binary file?" '
             f"{_PAGE}"
         ) from error
     return archive
+
+
+def _is_node(folder: Path) -> bool:
+    # References in Parquet have only .zmetadata.
+    return any((folder / name).is_file() for name in (".zarray", ".zgroup", "zarr.json"))
 
 
 def _is_scaled(file: BinaryIO) -> bool:
@@ -240,12 +251,8 @@ class References(zarr.storage.FsspecStore):
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """Yield names: fsspec lists none, or only some, if a reference is malformed."""
-        if not isinstance(self.fs.references, dict):
-            async for name in super().list_dir(prefix):
-                yield name
-            return
         start = f"{prefix}/".lstrip("/")
-        keys = [key for key in self.fs.references if key.startswith(start)]
+        keys = [key async for key in self.list_prefix(start)]
         for name in {key.removeprefix(start).partition("/")[0] for key in keys}:
             yield name
 
@@ -266,6 +273,9 @@ def _open_references(location: str, options: JSONObject) -> Store:
     source: str | JSONObject = location
     if location.endswith(".json"):
         source = _read_references(location, options.pop("target_options", {}))
+    elif "://" not in location and not Path(location, ".zmetadata").is_file():
+        what = "references in Parquet are a folder"
+        raise ValueError(f"{what}: give the one that has the file .zmetadata")
     elif importlib.util.find_spec("pyarrow") is None:
         _need("fastparquet", "kerchunk")
     options["remote_options"] = {"asynchronous": True, **options.pop("remote_options", {})}

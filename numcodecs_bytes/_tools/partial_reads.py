@@ -57,8 +57,13 @@ def reason_of(error: object) -> str:
     return str(error) if is_reason else f"{type(error).__name__}: {error}"
 
 
-def _check_reads_in_part(array: "zarr.Array[Any]") -> None:
-    pipeline: Any = array.async_array.codec_pipeline
-    if why := other_pipeline(type(pipeline)):
+def check_pipeline(array: "zarr.Array[Any]") -> None:
+    """Raise `LeftToZarr` if the codec pipeline of an array reads nothing in part."""
+    if why := other_pipeline(type(array.async_array.codec_pipeline)):
         raise LeftToZarr(why_aside.get("arrays", why))
+
+
+def _check_reads_in_part(array: "zarr.Array[Any]") -> None:
+    check_pipeline(array)
+    pipeline: Any = array.async_array.codec_pipeline
     pipeline.access.check_reads_in_part(array)
