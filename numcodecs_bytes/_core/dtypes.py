@@ -256,7 +256,8 @@ def missing_endian(dtype: AnyDType) -> EndianError:
     """Return the error for a multi-byte data type without `endian`."""
     return EndianError(
         "The `endian` configuration needs to be specified for multi-byte data types: "
-        f"got none for {dtype}; add 'little' or 'big' to the configuration of the bytes codec"
+        f"got none for {dtype}; add the byte order of the stored chunks, 'little' or 'big', to the "
+        "configuration of the bytes codec"
     )
 
 

@@ -61,7 +61,7 @@ def or_step_aside(what: str) -> Iterator[None]:
             f"it was tested with zarr {oldest} to {newest}, and this is {zarr.__version__}; use "
             "another version of either, or set numcodecs_bytes.untested_zarr in zarr's config to "
             "True (ZARR_NUMCODECS_BYTES__UNTESTED_ZARR=true) to use it all the same, or to False "
-            "to silence this warning"
+            "to let zarr alone work, with no warning"
         )
         is_silent = untested_zarr() is False
     elif isinstance(error, OptionError):
