@@ -243,6 +243,12 @@ assert traced.report()["total"]["chunks_in_place"] == 1
         assert [each.count(named) for each in said] == expected
         run_program("-W", "error", "-c", program, tmp_path, **variables)
 
+    def test_no_other_pipeline(self, tmp_path):
+        """The first array warned of zarr's default, which ours was about to replace."""
+        zarr.create_array(tmp_path, shape=8, dtype="i4", compressors=None)
+        program = "import sys, zarr; zarr.open_array(sys.argv[1])"
+        assert run_program("-c", program, tmp_path, **{IN_PLACE: "require"}).stderr == ""
+
     @pytest.mark.needs("fcntl")
     def test_another_pipeline_by_a_program(self, tmp_path):
         """Which loading can't know of: the next array warns, once for each pipeline.

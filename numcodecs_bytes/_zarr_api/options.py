@@ -12,6 +12,7 @@ import logging
 import os
 import pkgutil
 import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -233,10 +234,11 @@ def warn_of_other_pipeline(when: str) -> None:
     """Warn if write_in_place is "require", but zarr is to use a pipeline that ignores it.
 
     Once when this package is "loaded", and once when it is "used": a program may have set either in
-    the meantime.
+    the meantime. Before it is loaded, zarr's default is not replaced yet.
     """
     path = str(zarr.config.get("codec_pipeline.path", None))
-    if path.startswith("numcodecs_bytes.") or (path, when) in _warned:
+    is_loaded = "numcodecs_bytes._entry_points.codec_pipeline" in sys.modules
+    if not is_loaded or path.startswith("numcodecs_bytes.") or (path, when) in _warned:
         return
     with contextlib.suppress(Warning, ValueError):  # a wrong value raises an error where it is used
         if write_in_place() == "require":
