@@ -8,6 +8,7 @@ other codecs, are decoded by zarr, about 64 MiB at a time.
 import contextlib
 import json
 import math
+import reprlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +38,7 @@ from numcodecs_bytes._sources.store_states import state_of
 from numcodecs_bytes._sources.stores import find_extent
 from numcodecs_bytes._tools.arrays import Grid, array_of, layout_for_partial_reads, why_not_opened
 from numcodecs_bytes._tools.check_chunks import check_chunks
-from numcodecs_bytes._tools.documents import Broken, document_at, join
+from numcodecs_bytes._tools.documents import Broken, as_json, document_at, join
 from numcodecs_bytes._tools.hierarchy import find_arrays
 from numcodecs_bytes._tools.installation import explain_other_codec, explain_wrong_setting
 from numcodecs_bytes._tools.locations import open_store
@@ -217,7 +218,9 @@ def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayR
     old = _v2_document(store_path, ".zarray", report)
     if old is None:
         return
-    _v2_document(store_path, ".zattrs", report)
+    of_v2, of_v3 = _v2_document(store_path, ".zattrs", report), document.get("attributes", {})
+    if of_v2 is not None and isinstance(of_v3, dict):
+        _compare_attributes(of_v2, of_v3, report)
     unknown_codec = (numcodecs.errors.UnknownCodecError, zarr.errors.UnknownCodecError)
     opened = value_or_error(ArrayV2Metadata.from_dict, old)
     if isinstance(opened, Exception) and not isinstance(opened, unknown_codec):
@@ -230,6 +233,18 @@ def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayR
         return
     for disagreement in found:
         report.add_problem(f".zarray and zarr.json disagree: {disagreement}")
+
+
+def _compare_attributes(of_v2: JSONObject, of_v3: JSONObject, report: ArrayReport) -> None:
+    """Report attributes that differ, but those that xarray expects to differ."""
+    names = {**of_v2, **of_v3}.keys() - {"_ARRAY_DIMENSIONS", "_FillValue", "missing_value"}
+    for name in sorted(names):
+        values = [reprlib.repr(a[name]) if name in a else "missing" for a in (of_v2, of_v3)]
+        if as_json(of_v2.get(name)) != as_json(of_v3.get(name)):
+            report.add_problem(
+                f".zattrs and zarr.json disagree: attribute {name} is {values[0]} in .zattrs, "
+                f"{values[1]} in zarr.json"
+            )
 
 
 def _v2_document(store_path: StorePath, name: str, report: ArrayReport) -> JSONObject | None:

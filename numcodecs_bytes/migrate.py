@@ -8,6 +8,7 @@ migrated after all nodes below it that are not excluded, or not at all.
 
 import json
 import operator
+import reprlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -416,7 +417,7 @@ class _Migration:
         of_v3 = [f"node {node}" for node, each in self.below[path].items() if not _has_v2(each)]
         if lost := [*_lost_members(intact, document), *of_v3]:
             raise ValueError(
-                f"zarr.json has what Zarr v2 lacks, so it is kept: {', '.join(lost)}; {_MOVE}"
+                f"zarr.json has what would be lost, so it is kept: {', '.join(lost)}; {_MOVE}"
             )
         if not self.overwrite:
             raise ValueError(
@@ -440,9 +441,12 @@ def _lost_members(intact: _Intact, document: JSONObject) -> Iterator[str]:
         yield f"attribute {attributes!r}"
         return
     # zarr's own tool keeps attributes that are converted here.
-    of_v2 = [*intact.get(".zattrs", {}).items(), *document["attributes"].items()]
-    texts = set(map(as_json, of_v2))
-    yield from (f"attribute {each[0]}" for each in attributes.items() if as_json(each) not in texts)
+    all_of_v2 = intact.get(".zattrs", {}), document["attributes"]
+    for name, value in attributes.items():
+        others = [of_v2[name] for of_v2 in all_of_v2 if name in of_v2]
+        if as_json(value) not in map(as_json, others):
+            in_v2 = f" ({reprlib.repr(others[0])} in Zarr v2)" if others else ""
+            yield f"attribute {name} {reprlib.repr(value)}{in_v2}"
 
 
 def _intact(documents: _Documents) -> tuple[Broken | None, _Intact]:

@@ -813,6 +813,25 @@ class TestCheck:
             assert problem.startswith(f".zarray and zarr.json disagree: the {name} is ")
         assert problem.endswith("bytes(endian=big) in .zarray, bytes(endian=little) in zarr.json")
 
+    def test_attributes_that_differ(self, tmp_path):
+        """Check found no problem, and migrate said that Zarr v2 lacked the attribute."""
+        array = create(tmp_path, np.arange(4.0), chunks=(4,))
+        array.attrs.update({"scale_factor": 1, "units": "m", "_ARRAY_DIMENSIONS": ["x"]})
+        migrated(tmp_path)
+        assert [report.problems for report in check(zarr.storage.LocalStore(tmp_path))] == [[]]
+        of_v3 = zarr.open_array(tmp_path, zarr_format=3)
+        of_v3.attrs.put({"scale_factor": 5, "of_v3": 0})
+        (report,) = check(zarr.storage.LocalStore(tmp_path))
+        disagree = ".zattrs and zarr.json disagree: attribute"
+        assert report.problems == [
+            f"{disagree} of_v3 is missing in .zattrs, 0 in zarr.json",
+            f"{disagree} scale_factor is 1 in .zattrs, 5 in zarr.json",
+            f"{disagree} units is 'm' in .zattrs, missing in zarr.json",
+        ]
+        (node,) = migrate(tmp_path, overwrite=True)
+        kept = "so it is kept: attribute scale_factor 5 (1 in Zarr v2), attribute of_v3 0; "
+        assert kept in node.reasons[0]
+
     def test_attributes_are_compared_once(self, folder):
         """They were requested for each consolidated group above an array."""
         requested = []

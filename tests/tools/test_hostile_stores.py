@@ -195,4 +195,4 @@ class TestOwnWords:
         document = {"zarr_format": 3, "node_type": "array", "attributes": {}, "shape": [4], **more}
         (tmp_path / "zarr.json").write_text(json.dumps(document))
         (node,) = migrate(tmp_path, overwrite=True)
-        assert node.reasons[0].startswith("zarr.json has what Zarr v2 lacks, so it is kept: ")
+        assert node.reasons[0].startswith("zarr.json has what would be lost, so it is kept: ")
