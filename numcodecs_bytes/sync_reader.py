@@ -23,7 +23,7 @@ from numcodecs_bytes._read.form_read import read_form_in_file, read_form_in_memo
 from numcodecs_bytes._read.local import read_here
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._runtime import own_bugs, traces
-from numcodecs_bytes._tools.partial_reads import reason_of
+from numcodecs_bytes._tools.partial_reads import reason_of, why_read_whole
 from numcodecs_bytes._zarr_api.batch_items import ChunkName, ChunkRequest
 from numcodecs_bytes._zarr_api.names import (
     instead_of_array,
@@ -142,6 +142,8 @@ class SyncReader:
         locations = chunks.locate()
         if not locations.is_in_memory:
             locations.file_extent_of(chunks.first.path)
+            if why := why_read_whole(self._array):
+                raise LeftToZarr(why)
 
     def __getitem__(self, selection: Any) -> Any:
         bugs: list[Exception] = []

@@ -293,7 +293,9 @@ print(*array[:])
         for set_before in (self.REQUIRE, f"zarr.open_array(PATH)\n{self.REQUIRE}"):
             program = f"{SETUP}{self.VERSION}import pickle\n{set_before}{self.WRITE}"
             out, _ = run(program, **variables)
-            assert out == ["nothing_can_be_written_in_place"] * 2 + ["1", "2", "3", "4"]
+            why = "nothing_can_be_written_in_place:_numcodecs_bytes_leaves_arrays_to_zarr_alone:"
+            assert [each.startswith(why) for each in out[:2]] == [True, True]
+            assert out[2:] == ["1", "2", "3", "4"]
 
     def test_nothing_is_written_if_it_had_to_be_where_it_was_pickled(self, run):
         program = f"{SETUP}{self.VERSION}import pickle\n{self.REQUIRE}"

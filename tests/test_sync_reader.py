@@ -700,12 +700,17 @@ class TestLikeAnArray:
         reader.array[0] = 7
         assert reader[0].tolist() == [7] * 7
 
-    def test_repr_says_whether_it_reads_itself(self, array):
+    def test_repr_says_whether_it_reads_itself(self, array, tmp_path):
         assert repr(SyncReader(array)).endswith(": small selections are read directly>")
         compressed = zarr.create_array({}, shape=(4,), dtype="f4")
         assert "zarr reads it: compressed or filtered by" in repr(SyncReader(compressed))
         memory = zarr.create_array({}, shape=(4,), dtype="f4", compressors=None)
         assert repr(SyncReader(memory)).endswith(": small selections are read directly>")
+        with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in ("zarr.json", "c/0/0"):
+                archive.write(array.store.root / name, name)
+        deflated = zarr.open_array(zarr.storage.ZipStore(tmp_path / "a.zip"), mode="r")
+        assert "zarr reads it: it is compressed, or encrypted, in" in repr(SyncReader(deflated))
         with zarr.config.set({"codec_pipeline.path": ZARRS_PIPELINE}):
             other = zarr.open_array(array.store, mode="r")
         assert "BatchedCodecPipeline is the codec pipeline" in repr(SyncReader(other))

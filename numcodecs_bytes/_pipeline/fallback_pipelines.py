@@ -36,8 +36,8 @@ class _WritesUnlessRequired(PickledAsConfigured):
         if write_in_place() == "require":
             key, why = write_in_place.key, why_aside.get("arrays", "arrays are left to zarr")
             raise RuntimeError(
-                f"nothing can be written in place, but {key} is 'require'{set_by(key)}: {why}; "
-                f"or set {key} to True to let zarr write, if nothing else writes to it meanwhile"
+                f"nothing can be written in place: {why}; or set {key} to True to let zarr write, "
+                f"if nothing else writes to it meanwhile (it is 'require'{set_by(key)})"
             )
         pipeline: Any = super()
         return await pipeline.write(*args, **kwargs)

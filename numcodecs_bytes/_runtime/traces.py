@@ -69,8 +69,10 @@ class Trace:
         self._counts: dict[_Key, Counter[str | tuple[str, str]]] = {}
         # By thread: how many calls of `add` run, each of which interrupts the one before.
         self._depths: dict[int, int] = {}
+        self._was_entered = False
 
     def __enter__(self) -> Self:
+        self._was_entered = True
         active.append(self)
         return self
 
@@ -117,6 +119,8 @@ class Trace:
         }
 
     def __repr__(self) -> str:
+        if not self._was_entered:
+            return "nothing was counted: this trace was not entered, as in `with trace() as seen:`"
         names = {name for _, _, name in self._counts.copy()}
         are_in_one_store = len({name.store for name in names}) == 1
         paths = {str(name): f"/{name.path}" for name in names if name.path and are_in_one_store}

@@ -206,6 +206,6 @@ def _check_required(chunks: Sequence[ChunkWrite]) -> None:
             remedy = _REMEDIES.get(chunk.outcome.kind, _LET_ZARR_WRITE)
             name = name_of_chunk(chunk.request.byte_getter)
             raise RuntimeError(
-                f"part of {name} can't be written in place, but {key} is "
-                f"'require'{set_by(key)}: {why}{remedy and f'; {remedy}'}"
+                f"part of {name} can't be written in place: {why}{remedy and f'; {remedy}'} "
+                f"({key} is 'require'{set_by(key)})"
             )

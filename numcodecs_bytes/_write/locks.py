@@ -136,6 +136,8 @@ def _open(path: str) -> int | None:
     with contextlib.suppress(FileNotFoundError), _explained("opened for writing"):
         mode = os.lstat(path).st_mode
         if not stat.S_ISREG(mode):
+            if stat.S_ISDIR(mode):
+                raise ZarrFails("a folder has its name; move it away")
             link = "a symbolic link, which zarr replaces by a file"
             raise LeftToZarr(f"it is {link if stat.S_ISLNK(mode) else 'not a regular file'}")
         return _open_to_lock(partial(os.open, path, os.O_RDWR))

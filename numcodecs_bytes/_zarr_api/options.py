@@ -128,9 +128,26 @@ write_in_place = Option[WriteMode](
 OPTIONS = (max_gap_bytes, stores_with_ranges, untested_zarr, write_in_place)
 NAMES = tuple(option.key.partition(".")[2] for option in OPTIONS)
 _BARE_NAMES = {*NAMES, *[name.replace("_", "-") for name in NAMES]}  # without "numcodecs_bytes."
-# Environment variables without "ZARR_"; zarr, too, looks at them only once.
-_IS_BARE = re.compile(f"NUMCODECS_BYTES__?({'|'.join(NAMES).upper()})")
-_BARE_VARIABLES = [name for name in os.environ if _IS_BARE.fullmatch(name)]
+
+
+def _letters_of(variable: str) -> str:
+    """Return what is left of a variable's name if it is misspelt by underscores or a prefix."""
+    name = variable.upper().replace("NUMCODEC_", "NUMCODECS_").removeprefix("ZARR_")
+    return name.replace("_", "")
+
+
+_OF_ZARR = ("ZARR_CODEC_PIPELINE__PATH", "ZARR_CODECS__BYTES")  # which switch this package off
+_VARIABLES = {
+    _letters_of(name): name
+    for name in (*_OF_ZARR, *[f"ZARR_NUMCODECS_BYTES__{name.upper()}" for name in NAMES])
+}
+# Environment variables that are misspelt; zarr, too, looks at them only once.
+_MEANT = {name: _VARIABLES.get(_letters_of(name), "") for name in os.environ}
+_MISSPELT = {
+    name: meant
+    for name, meant in _MEANT.items()
+    if meant and not (name.startswith("ZARR_") and name.upper() == meant)
+}
 
 
 def classes_not_installed() -> list[str]:
@@ -143,7 +160,8 @@ def classes_not_installed() -> list[str]:
 
 def unknown_keys() -> list[str]:
     """Return the keys and variables that look like options of this package, but are not."""
-    unknown = _BARE_VARIABLES.copy()
+    unknown = list(_MISSPELT)
+    letters = " ".join(map(_letters_of, unknown))
     # An untested zarr may have a config of another kind, which refuses such keys by itself.
     config: Any = getattr(zarr.config, "config", {})
     for section, options in list(config.items()):  # which other threads may change
@@ -155,17 +173,20 @@ def unknown_keys() -> list[str]:
         if name == "numcodecs_bytes" and isinstance(options, dict):
             names = [key for key in list(options) if str(key).replace("-", "_") not in NAMES]
             unknown += [f"numcodecs_bytes.{key}" for key in names]
-        elif name.startswith(("numcodecs_byte", "numcodec_bytes")):  # misspelt, or one underscore
+        elif name == "numcodecs_bytes":
+            unknown.append(f"numcodecs_bytes = {options!r}")
+        # It is misspelt, or by a single underscore, but not in a variable.
+        elif re.match("numcodecs_byte|numcodec_bytes", name) and _letters_of(name) not in letters:
             unknown.append(str(section))
     return unknown
 
 
 def did_you_mean(key: str) -> str:
     """Return a question that names what is meant by a misspelt key, or variable, or ""."""
-    name = key.lower().replace("-", "_").removeprefix("numcodecs_bytes").lstrip("._")
+    if key in _MISSPELT:
+        return f" (did you mean {_MISSPELT[key]}?)"
+    name = key.replace("-", "_").removeprefix("numcodecs_bytes").lstrip("._")
     meant = difflib.get_close_matches(name, NAMES, n=1)
-    if key in _BARE_VARIABLES:
-        return f" (did you mean ZARR_NUMCODECS_BYTES__{meant[0].upper()}?)"
     return f" (did you mean numcodecs_bytes.{meant[0]}?)" if meant else ""
 
 

@@ -44,8 +44,8 @@ DataTypeValidationError: type[ValueError] = _errors.DataTypeValidationError
 def concurrency() -> int | None:
     """Return how many requests zarr makes at once; None if it sets no limit."""
     # A key may be missing while another thread changes the config (zarr-python#3547).
-    limit: int | None = zarr.config.get("async.concurrency", 10)
-    return limit
+    limit = zarr.config.get("async.concurrency", 10)
+    return limit if isinstance(limit, int | None) else 10  # where zarr uses it, it raises
 
 
 def check_class(checked: type, needed: Iterable[str] = ()) -> None:
