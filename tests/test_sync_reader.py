@@ -912,8 +912,8 @@ reader = SyncReader(array)
 for selection in (3, np.s_[1:5:2, ::3], [1, 5]):
     expected = reader[selection].tolist()
     # How deep zarr calls depends on how soon its thread has read.
-    of_reader = max(deepest(reader) for _ in range(5))
-    depth = min(deepest(array) for _ in range(5))
+    of_reader = max(deepest(reader) for _ in range(10))
+    depth = min(deepest(array) for _ in range(10))
     assert of_reader >= depth - 1, (selection, depth, of_reader)  # its own frame
 """
 
@@ -922,7 +922,8 @@ def test_near_the_recursion_limit(array, tmp_path):
     """Up to six frames before the limit, a read failed that zarr still does: it logged a bug."""
     program = tmp_path / "program.py"
     program.write_text(DEEP, encoding="utf-8")
-    assert "bug" not in run_python(program, array.store.root).stderr  # zarr's tasks may be there
+    said = run_python(program, array.store.root).stderr  # by tasks of zarr, perhaps
+    assert "has a bug" not in said
 
 
 def test_a_trace_counts_a_chunk_once(array, monkeypatch):
