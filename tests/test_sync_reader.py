@@ -667,7 +667,7 @@ class TestLikeAnArray:
     @pytest.mark.parametrize("other", [DATA, "a", None], ids=["NumPy", "a path", "None"])
     def test_of_something_else(self, other):
         with pytest.raises(
-            TypeError, match=r"takes a zarr.Array, got .*; open the array with zarr"
+            TypeError, match=r"takes a zarr.Array, got .*; pass what zarr.open_array"
         ):
             SyncReader(other)
 

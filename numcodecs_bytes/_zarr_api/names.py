@@ -30,12 +30,13 @@ _HOW_TO_GET_ARRAY = {  # by the name of the class that was passed instead
     "SyncReader": "pass its array, reader.array",
     "AsyncArray": "pass zarr.Array(async_array)",
     "DataArray": 'pass the array in its store, zarr.open_group(STORE, mode="r")["NAME"]',
+    "Dataset": 'pass an array in its store, zarr.open_group(STORE, mode="r")["NAME"]',
 }
 
 
 def instead_of_array(instance: object) -> str:
     """Return what was passed instead of an array, and how to get one."""
-    how = _HOW_TO_GET_ARRAY.get(type(instance).__name__, "open the array with zarr.open_array")
+    how = _HOW_TO_GET_ARRAY.get(type(instance).__name__, "pass what zarr.open_array(STORE) returns")
     return f"got {name_of_class(instance).removeprefix('builtins.')}; {how}"
 
 
