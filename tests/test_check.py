@@ -1461,10 +1461,10 @@ def test_a_path_of_another_class(tmp_path):
 def test_references_in_many_groups_are_listed_at_once(tmp_path):
     """All were looked at for each group: to check 2,000 groups took twice as long."""
     pytest.importorskip("fsspec", reason="the extra stores is not installed")
-    document = zarr.create_array({}, shape=16, chunks=1, dtype="u1", zarr_format=2, compressors=None)
+    array = zarr.create_array({}, shape=16, chunks=1, dtype="u1", compressors=None, zarr_format=2)
     references = {".zgroup": '{"zarr_format": 2}', "g1/b/10": "x", "g1/b/2": "x"}
     for path in ("g1/a", "g1/b", "g10/a", "g1-/a", "g/a"):
-        references[f"{path}/.zarray"] = json.dumps(document.metadata.to_dict())
+        references[f"{path}/.zarray"] = json.dumps(array.metadata.to_dict())
         references[f"{path}/0"] = "x"
     (tmp_path / "r.json").write_text(json.dumps(references))
     num_looks = 0
