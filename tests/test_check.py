@@ -1429,12 +1429,57 @@ def test_arguments_of_a_wrong_type(tmp_path, wrong):
 
 
 @pytest.mark.parametrize(
-    ("limits", "error"), [(("a",), TypeError), ((None, "1GB"), TypeError), ((-1,), ValueError)]
+    ("limits", "error"),
+    [(("a",), TypeError), ((True,), TypeError), ((None, "1GB"), TypeError), ((-1,), ValueError)],
 )
 def test_limits_are_whole_numbers(limits, error):
     """They became problems of the data."""
     with pytest.raises(error, match="max_chunk.* must be"):
         checks.Limits(*limits)
+
+
+def test_limits_of_numpy(tmp_path):
+    array = zarr.create_array(tmp_path, shape=8, chunks=2, dtype="u1")
+    array[...] = 1
+    (report,) = checks.check(tmp_path, limits=checks.Limits(np.int64(1), np.uint32(8)))
+    assert report.num_chunks == 1
+
+
+def test_a_path_of_another_class(tmp_path):
+    """Those of universal_pathlib, for example, were refused."""
+
+    class OtherPath(os.PathLike):
+        def __fspath__(self):
+            return str(tmp_path)
+
+        __str__ = __fspath__
+
+    zarr.create_array(tmp_path, shape=8, dtype="u1")
+    assert [report.path for report in checks.check(OtherPath())] == [""]
+
+
+def test_references_in_many_groups_are_listed_at_once(tmp_path):
+    """All were looked at for each group: to check 2,000 groups took twice as long."""
+    pytest.importorskip("fsspec", reason="the extra stores is not installed")
+    array = zarr.create_array({}, shape=16, chunks=1, dtype="u1", compressors=None, zarr_format=2)
+    references = {".zgroup": '{"zarr_format": 2}', "g1/b/10": "x", "g1/b/2": "x"}
+    for path in ("g1/a", "g1/b", "g10/a", "g1-/a", "g/a"):
+        references[f"{path}/.zarray"] = json.dumps(array.metadata.to_dict())
+        references[f"{path}/0"] = "x"
+    (tmp_path / "r.json").write_text(json.dumps(references))
+    num_looks = 0
+
+    class Counted(dict):
+        def __iter__(self):
+            nonlocal num_looks
+            num_looks += 1
+            return super().__iter__()
+
+    store = open_store(tmp_path / "r.json")
+    store.fs.references = Counted(store.fs.references)
+    num_chunks = {found.path: found.num_chunks for found in checks.check(store)}
+    assert num_chunks == {"g/a": 1, "g1-/a": 1, "g1/a": 1, "g1/b": 3, "g10/a": 1}
+    assert num_looks == 1
 
 
 @pytest.mark.parametrize("wrong", [["FILE", 0], 5, None, [], ["FILE", -4, 8], ["FILE", 1, 2, 3]])

@@ -1,8 +1,11 @@
 """Opens the stores at paths and URLs."""
 
+import bisect
 import contextlib
+import functools
 import importlib.util
 import json
+import os
 import re
 import shlex
 import stat
@@ -57,7 +60,7 @@ def open_store(
 
     The arguments are those of `check`. Raises ValueError if the store is to be changed, but can't.
     """
-    if not isinstance(location, Store | str | Path):
+    if not isinstance(location, Store | str | os.PathLike):
         raise TypeError(
             f"expected a store, or the path or URL of one, got {type(location).__name__}: pass "
             "array.store or group.store, for example"
@@ -249,20 +252,28 @@ class References(zarr.storage.FsspecStore):
             return None
         return await super().get(key, prototype, byte_range)
 
+    @functools.cached_property
+    def _sorted_keys(self) -> list[str]:
+        # To look at all keys for each folder would take the square of the number of folders.
+        return sorted(self.fs.references)
+
+    def _keys_below(self, prefix: str) -> list[str]:
+        if not isinstance(self.fs.references, dict):
+            return [key for key in self.fs.ls(prefix, detail=False) if key.startswith(prefix)]
+        first = bisect.bisect_left(self._sorted_keys, prefix)
+        end = bisect.bisect_right(self._sorted_keys, prefix, first, key=lambda k: k[: len(prefix)])
+        return self._sorted_keys[first:end]
+
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """Yield names: fsspec lists none, or only some, if a reference is malformed."""
         start = f"{prefix}/".lstrip("/")
-        keys = [key async for key in self.list_prefix(start)]
-        for name in {key.removeprefix(start).partition("/")[0] for key in keys}:
+        for name in {key.removeprefix(start).partition("/")[0] for key in self._keys_below(start)}:
             yield name
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """Yield keys: fsspec leaves out inlined chunks in Parquet, and zarr 3.1.6 finds none."""
-        references = self.fs.references
-        is_json = isinstance(references, dict)
-        for key in references if is_json else self.fs.ls(prefix, detail=False):
-            if key.startswith(prefix):
-                yield key
+        for key in self._keys_below(prefix):
+            yield key
 
 
 def _open_references(location: str, options: JSONObject) -> Store:

@@ -139,7 +139,7 @@ class Limits:
         for name, limit in vars(self).items():
             if limit is None and name == "max_chunks":
                 continue
-            if not isinstance(limit, Integral):
+            if not isinstance(limit, Integral) or isinstance(limit, bool):
                 raise TypeError(f"{name} must be a whole number, got {limit!r}")
             if limit < 0:
                 raise ValueError(f"{name} must be at least 0, got {limit!r}")
