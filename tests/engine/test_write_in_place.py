@@ -561,10 +561,13 @@ class TestAdvice:
 
     @staticmethod
     def refused(array):
-        """Return what a write to part of a chunk is told."""
+        """Return what a write to part of a chunk is told, but that the option is "require"."""
         with zarr.config.set(REQUIRE), pytest.raises(RuntimeError, match="in place") as caught:
             array[2, 1:] = 1
-        return str(caught.value)
+        said, bracket, end = str(caught.value).rpartition(" (")
+        (key,) = REQUIRE
+        assert bracket + end == f" ({key} is 'require', set in this program by zarr.config.set)"
+        return said
 
     @pytest.mark.parametrize("settings", COMPRESSED.values(), ids=COMPRESSED)
     def test_for_a_compressed_array(self, tmp_path, settings):
