@@ -164,24 +164,27 @@ def _check_array(
     if array.metadata.zarr_format == 2 and "pickle" not in codecs:
         _check_masked_zeros(array, attributes, first, report, limits)
     if first is not None and is_in_part:
-        error = value_or_expected_error(sync, _request_a_byte(array, first))
-        if error is not None and not isinstance(error, LeftToZarr):
+        failure = value_or_expected_error(sync, _request_a_byte(array, first))
+        if isinstance(failure, Exception) and not isinstance(failure, LeftToZarr):
             key = join(array.path, array.metadata.encode_chunk_key(first))
-            problem = f"chunk {key} can't be read: {describe_error(error)}"
+            problem = f"chunk {key} can't be read: {describe_error(failure)}"
             if problem not in report.problems:
                 report.add_problem(problem)
-        _report_partial_reads(array, report)  # again, because a strike is remembered
+        is_in_part = _report_partial_reads(array, report)  # again: a strike is remembered
+        if is_in_part and isinstance(failure, str):
+            report.partial_reads = f"not known: the request for a byte range failed ({failure})"
 
 
-async def _request_a_byte(array: AnyArray, chunk_coords: ChunkCoords) -> None:
-    """Request one byte of a chunk; note a strike if that fails, but its store returns the chunk.
+async def _request_a_byte(array: AnyArray, chunk_coords: ChunkCoords) -> str | None:
+    """Request one byte of a chunk; if that fails, but its store returns the chunk, return why.
 
-    Raises the store's error if it does not return the chunk either, although it states a length.
+    If the store's answer is wrong, it is a strike. Raises the store's error if it does not return
+    the chunk either, although it states a length.
     """
     chunk = array.store_path / array.metadata.encode_chunk_key(chunk_coords)
     extent = find_extent(chunk)
     if isinstance(extent, FileExtent):
-        return
+        return None
     # Arrays are read in part, so the version of zarr is one with which this can be imported.
     from numcodecs_bytes._pipeline.array_layouts import layout_of_array
 
@@ -192,8 +195,11 @@ async def _request_a_byte(array: AnyArray, chunk_coords: ChunkCoords) -> None:
     byte_range = (-1, None) if start < 0 else (start, start + 1)
     answer = await RemoteObject(extent).get_range(*byte_range)
     is_refused = answer.is_strike or answer.kind == "failed"
-    if is_refused and await chunk.get() is not None and answer.is_strike:
+    if not is_refused or await chunk.get() is None:
+        return None
+    if answer.is_strike:
         state_of(chunk.store).strike(answer)
+    return answer.why
 
 
 def _report_partial_reads(array: AnyArray, report: ArrayReport) -> bool:

@@ -965,13 +965,19 @@ class TestConsolidatedMetadata:
 def serving(folder, status, failing=None):
     """Serve files, but answer with a status for folders, and with others for failing requests.
 
-    These are paths, or methods and paths. The answer 200 is a login form.
+    These are the ends of methods and paths, with " range" behind them if one is requested. The
+    answer 200 is a login form.
     """
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def send_head(self):
             request = f"{self.command} {self.path}"
-            answers = [answer for end, answer in (failing or {}).items() if request.endswith(end)]
+            ends = (request, f"{request} range") if "Range" in self.headers else (request,)
+            answers = [
+                answer
+                for end, answer in (failing or {}).items()
+                if any(each.endswith(end) for each in ends)
+            ]
             if answers and answers[0] == 200:
                 page = b"<!DOCTYPE html>\n<html><form>password</form></html>"
                 self.send_response(200)
@@ -1040,11 +1046,9 @@ class TestKindsOfStores:
         for names in (["/0", "/1", "/2", "/3"], ["/0"]):
             with serving(tmp_path, 403, dict.fromkeys(names, 200)) as url:
                 (report,) = check(f"{url}/a").values()
-            num = 1 if kind == "plain" else min(len(names), 2 if kind == "sharded" else 4)
-            assert len(report.problems) == num
-            for problem in report.problems:
-                assert "it is a web page, such as a login form: log in at its server" in problem
-                assert "shard" not in problem
+            (problem,) = report.problems
+            assert "it is a web page, such as a login form: log in at its server" in problem
+            assert "shard" not in problem
         with serving(tmp_path, 403, {"": 200}) as url:
             (report,) = check(f"{url}/a").values()
         (problem,) = report.problems
@@ -1062,6 +1066,34 @@ class TestKindsOfStores:
         (problem,) = report.problems
         assert problem.startswith("chunk c/0 can't be read: ClientResponseError: 403")
         assert "shard" not in problem
+
+    @pytest.mark.parametrize("is_down", [False, True])
+    def test_a_web_server_that_fails_for_ranges(self, tmp_path, is_down):
+        """Arrays were said to be read in part, although no range was sent."""
+        pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
+        settings = {"shape": 4, "chunks": 2, "dtype": "i1", "compressors": None}
+        zarr.create_array(tmp_path / "a", **settings)[:] = 1
+        failing = {"GET /a/c/0": 500, "GET /a/c/1": 500} if is_down else {" range": 500}
+        with serving(tmp_path, 403, failing) as url:
+            (report,) = check(f"{url}/a").values()
+        assert len(report.problems) == is_down
+        if not is_down:
+            assert report.partial_reads.startswith("not known: the request for a byte range fail")
+            assert "500" in report.partial_reads
+
+    @pytest.mark.parametrize("answer", ["file", "login"])
+    def test_references_to_a_server_that_ignores_ranges(self, tmp_path, answer):
+        """The bytes of each chunk were said to reach beyond the end of the file."""
+        pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
+        (tmp_path / "file").write_bytes(bytes(64))
+        refs = {".zarray": json.dumps(metadata_v2("<i2", (12,), (4,)))}
+        with serving(tmp_path, 403, {"/file": 200} if answer == "login" else None) as url:
+            refs |= {f"{i}": [f"{url}/file", 8 * i, 8] for i in range(3)}
+            (tmp_path / "a.json").write_text(json.dumps({"version": 1, "refs": refs}))
+            (report,) = check(tmp_path / "a.json").values()
+        (problem,) = report.problems
+        why = "it is a web page" if answer == "login" else "the server ignored the byte range, and "
+        assert problem.startswith(f"each of its 3 chunks can't be read: OSError: {why}")
 
     def test_a_web_server_that_forbids_to_list_a_group(self, tmp_path):
         """There was "no Zarr array"."""

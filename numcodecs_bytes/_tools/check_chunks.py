@@ -102,6 +102,7 @@ class _Found:
     beside: list[Listed] = field(default_factory=list)  # what is no chunk
     first: ChunkCoords | None = None  # the first chunk that can be read
     lengths: set[int | None] = field(default_factory=set)  # None: one can't be read
+    problems: set[str] = field(default_factory=set)  # of the chunks; "" for an intact one
     num_unread: int = 0  # how many members of a zip archive are too long to be read
 
     def only_chunks(self, found: Iterator[StoredChunk | Listed]) -> Iterator[StoredChunk]:
@@ -126,6 +127,7 @@ def _check_present(
                 found.first = chunk.chunk_coords
             found.lengths.add(chunk.num_bytes)
             found.num_unread += checks.leaves_unread(chunk)
+            found.problems.add(problems[chunk.chunk_coords])
             if problem := problems[chunk.chunk_coords]:
                 reference = reference_of(array.store, chunk.key)
                 report.add_problem(f"chunk {chunk.key}{reference} {problem}")
@@ -136,10 +138,15 @@ def _check_present(
 
 
 def _why_all_are_wrong(checks: "_Checks", num_chunks: int, found: _Found) -> str:
-    """Return what is wrong if all of several chunks have the same wrong length, or ""."""
+    """Return what is wrong if all of several chunks have the same problem, or ""."""
+    if num_chunks == 1:
+        return ""
+    problem = next(iter(found.problems), "") if len(found.problems) == 1 else ""
+    if problem.startswith("can't be read"):
+        return f"each of its {num_chunks} chunks {problem}"
     length = next(iter(found.lengths)) if len(found.lengths) == 1 else None
     has_several_shapes = any(checks.grid.starts)
-    if not length or has_several_shapes or num_chunks == 1 or found.first is None:
+    if not length or has_several_shapes or found.first is None:
         return ""
     array, expected = checks.array, checks.expected_length(found.first)
     if expected in (None, length):

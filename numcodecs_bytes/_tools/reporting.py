@@ -79,7 +79,7 @@ class ArrayReport:
     data_type : str
         NumPy's name, or such as "struct of 3 fields"; empty if zarr can't open the array.
     partial_reads : str
-        "yes", or "no: " and the reason.
+        "yes", or "no: " or "not known: " and the reason.
     num_chunks : int
         Number of chunks, or shards of a sharded array, that were checked.
     problems : list of str
