@@ -34,8 +34,8 @@ from numcodecs_bytes._core.lengths import (
     FIND_OTHERS,
     NUM_START_BYTES,
     explain_length,
+    explain_stand_in,
     explain_start,
-    explain_web_page,
 )
 from numcodecs_bytes._plan.shards import REMEDY
 from numcodecs_bytes._sources.stores import refers_to_files
@@ -153,7 +153,7 @@ def _why_all_are_wrong(checks: "_Checks", num_chunks: int, found: _Found) -> str
         return ""
     all_hold = f"each of its {num_chunks} chunks holds {length} bytes, expected {expected}"
     key = join(array.path, array.metadata.encode_chunk_key(found.first))
-    if why := explain_start(sync(_start_of(array, key)), length, expected):
+    if why := explain_start(sync(_start_of(array, key)), length, expected, others_fit=False):
         return f"{all_hold}: {why}"
     item_size, rest = divmod(length, math.prod(array.chunks))
     other = ""
@@ -423,7 +423,7 @@ def _explain_decoding(error: Exception, start: bytes, grid: Grid) -> str:
     text = describe_error(error).removesuffix(FIND_OTHERS)
     if not start:  # the error is the store's
         return text
-    if why := explain_web_page(start):
+    if why := explain_stand_in(start):
         return why
     it = "an inner chunk" if grid.is_sharded else "once decoded, it"
     for pattern, in_words in _IN_WORDS:
