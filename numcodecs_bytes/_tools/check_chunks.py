@@ -87,6 +87,8 @@ def check_chunks(
         del report.problems[before[0] :]  # they say the same of each chunk
         report.num_problems = before[1]
         report.add_problem(why)
+    else:
+        _explain_lengths(checks, report, found)
     if found.num_unread:
         what = f"{found.num_unread} of {report.num_chunks} members of the zip archive"
         limit = f"the limit is {limits.max_chunk_bytes} bytes"
@@ -102,7 +104,8 @@ class _Found:
     beside: list[Listed] = field(default_factory=list)  # what is no chunk
     first: ChunkCoords | None = None  # the first chunk that can be read
     lengths: set[int | None] = field(default_factory=set)  # None: one can't be read
-    problems: set[str] = field(default_factory=set)  # of the chunks; "" for an intact one
+    problems: set[str] = field(default_factory=set)  # up to three; "" is of an intact chunk
+    listed: dict[int, StoredChunk] = field(default_factory=dict)  # by the numbers of their problems
     num_unread: int = 0  # how many members of a zip archive are too long to be read
 
     def only_chunks(self, found: Iterator[StoredChunk | Listed]) -> Iterator[StoredChunk]:
@@ -127,10 +130,14 @@ def _check_present(
                 found.first = chunk.chunk_coords
             found.lengths.add(chunk.num_bytes)
             found.num_unread += checks.leaves_unread(chunk)
-            found.problems.add(problems[chunk.chunk_coords])
-            if problem := problems[chunk.chunk_coords]:
-                reference = reference_of(array.store, chunk.key)
+            problem = problems[chunk.chunk_coords]
+            if not problem or len(found.problems) < 2:
+                found.problems.add(problem)
+            if problem:
+                number, reference = len(report.problems), reference_of(array.store, chunk.key)
                 report.add_problem(f"chunk {chunk.key}{reference} {problem}")
+                if len(report.problems) > number:
+                    found.listed[number] = chunk
         report.num_chunks += len(batch)
         if progress is not None:
             progress.update(len(batch))
@@ -161,6 +168,24 @@ def _why_all_are_wrong(checks: "_Checks", num_chunks: int, found: _Found) -> str
         if array.dtype.kind in "iufc" and not rest:
             other = f": {length} bytes are {np.dtype(f'{array.dtype.kind}{item_size}')}"
     return f"{all_hold}; the data type or the chunk shape may be wrong{other}"
+
+
+def _explain_lengths(checks: "_Checks", report: ArrayReport, found: _Found) -> None:
+    """Add to the listed problems of chunks that have the wrong length what to do."""
+    array, is_reference = checks.array, refers_to_files(checks.array.store)
+    others_fit = None if report.num_chunks == 1 else "" in found.problems
+    lengths = checks.expected_lengths(list(found.listed.values()))
+    for (number, chunk), expected in zip(found.listed.items(), lengths, strict=True):
+        if chunk.num_bytes is None or not _problem_with(chunk, expected):
+            continue
+        # A pipe has 0 bytes: reading it might never end.
+        start = sync(_start_of(array, chunk.key if chunk.num_bytes else None))
+        sizes = chunk.num_bytes, expected or 0
+        # If none fits, but they are not compressed, each may be damaged in its own way.
+        why = explain_start(start, *sizes, others_fit=others_fit) or explain_length(
+            *sizes, start, is_reference=is_reference, others_fit=others_fit or None
+        )
+        report.problems[number] += f": {why}"
 
 
 @dataclass(frozen=True)
@@ -197,9 +222,17 @@ class _Checks:
             return None
         return math.prod(self.grid.chunk_shape(chunk_coords)) * self.item_size
 
+    def expected_lengths(self, chunks: list[StoredChunk]) -> list[int | None]:
+        """Return the expected length of each chunk; of Blosc, what their headers say."""
+        if self.is_blosc:
+            headers = [(self.array, chunk) for chunk in chunks]
+            return list(sync(concurrent_map(headers, _length_in_header, concurrency())))
+        return [self.expected_length(chunk.chunk_coords) for chunk in chunks]
+
     def problems_of(self, batch: list[StoredChunk]) -> dict[ChunkCoords, str]:
         """Return the problem of each chunk, or ""."""
-        problems = self._problems_with_lengths(batch)
+        lengths = zip(batch, self.expected_lengths(batch), strict=True)
+        problems = {chunk.chunk_coords: _problem_with(chunk, length) for chunk, length in lengths}
         if self.reads_members:
             intact = [chunk for chunk in batch if not problems[chunk.chunk_coords]]
             members = [chunk for chunk in intact if not self.leaves_unread(chunk)]
@@ -209,25 +242,6 @@ class _Checks:
         if self.decoded is not None:
             to_decode = [coords for coords, problem in problems.items() if not problem]
             problems |= sync(_problems_in(self.decoded, to_decode))
-        return problems
-
-    def _problems_with_lengths(self, batch: list[StoredChunk]) -> dict[ChunkCoords, str]:
-        """Return the problem with the length of each chunk, or ""."""
-        lengths = [self.expected_length(chunk.chunk_coords) for chunk in batch]
-        if self.is_blosc:
-            chunks = [(self.array, chunk) for chunk in batch]
-            lengths = sync(concurrent_map(chunks, _length_in_header, concurrency()))
-        expected = {c.chunk_coords: n for c, n in zip(batch, lengths, strict=True)}
-        problems = {c.chunk_coords: _problem_with(c, expected[c.chunk_coords]) for c in batch}
-        wrong = [c for c in batch if problems[c.chunk_coords] and c.num_bytes is not None]
-        # A pipe has 0 bytes: reading it might never end.
-        keys = [(self.array, chunk.key if chunk.num_bytes else None) for chunk in wrong]
-        starts = sync(concurrent_map(keys, _start_of, concurrency()))
-        is_reference = refers_to_files(self.array.store)
-        for chunk, start in zip(wrong, starts, strict=True):
-            num_bytes, length = chunk.num_bytes or 0, expected[chunk.chunk_coords] or 0
-            why = explain_length(num_bytes, length, start, is_reference=is_reference)
-            problems[chunk.chunk_coords] += f": {why}"
         return problems
 
 
