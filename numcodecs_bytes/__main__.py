@@ -124,17 +124,11 @@ def _reports_on(location: str, options: argparse.Namespace) -> Iterator[ArrayRep
 
 def _why_no_array(location: str) -> str:
     """Return that a store has no array, and what may help."""
-    from numcodecs_bytes._tools.locations import advise_references
-
     why = f"no Zarr array in {location}: expected zarr.json or .zarray there"
     if "://" not in location:
         return why
-    # Servers may not list folders, and files may look like folders.
-    if advice := advise_references(location):
-        return f"{location}: {advice}"
-    return (
-        f"{why}; if the server lists no folders, give the URL of an array, or consolidate metadata"
-    )
+    advice = "if the server lists no folders, give the URL of an array, or consolidate metadata"
+    return f"{why}; {advice}"
 
 
 def _migrate(options: argparse.Namespace) -> Iterator[Finding]:

@@ -28,15 +28,42 @@ _NETCDF_3 = _KERCHUNK.format("netCDF3", "NetCDF3ToZarr({file!r}).translate()", "
 _HDF5 = _KERCHUNK.format("hdf", "SingleHdf5ToZarr({file!r}).translate()", "")
 _TIFF = "from tifffile import *; TiffFile({file!r}).aszarr().write_fsspec({to!r}, url={folder!r})"
 _FITS = _KERCHUNK.format("fits", "process_file({file!r})", ", default=bytes.decode")
-# Files that references can point into: what they are, their first bytes, the ends of their names.
-_REFERABLE = (
-    ("a NetCDF-3 file", (b"CDF",), (".nc3",), _NETCDF_3),
-    ("an HDF5 or NetCDF-4 file", (b"\x89HDF",), (".nc", ".nc4", ".h5", ".hdf5"), _HDF5),
-    ("a TIFF file", (b"II*", b"II+", b"MM\0*", b"MM\0+"), (".tif", ".tiff"), _TIFF),
-    ("a FITS file", (b"SIMPLE",), (".fits", ".fit", ".fts"), _FITS),
+# xarray would mask the fill value 0.
+_WITHOUT_FILL_VALUE_0 = (
+    "; import re, pathlib; p = pathlib.Path({to!r}); "
+    "p.write_text(re.sub('(?<=fill_value...) ?0([.]0)?(?=,)', 'null', p.read_text()))"
 )
+# Files that references can point into: what they are, their first bytes, the packages that make
+# references, and how.
+_REFERABLE = (
+    ("a NetCDF-3 file", (b"CDF",), "kerchunk scipy", _NETCDF_3),
+    ("an HDF5 or NetCDF-4 file", (b"\x89HDF",), "kerchunk h5py", _HDF5 + _WITHOUT_FILL_VALUE_0),
+    (
+        "a TIFF file",
+        (b"II*", b"II+", b"MM\0*", b"MM\0+"),
+        "tifffile zarr",
+        _TIFF + _WITHOUT_FILL_VALUE_0,
+    ),
+    ("a FITS file", (b"SIMPLE",), "kerchunk astropy", _FITS + _WITHOUT_FILL_VALUE_0),
+)
+_REFERABLE_NAME = re.compile(r"[.](nc[34]?|h5|hdf5|tiff?|fits?|fts)$", re.IGNORECASE)
 _WRITABLE = "migrate needs a folder, or a URL that fsspec can write to, with Zarr v2 metadata"
-_PAGE = "in docs/recipes.md"
+_SCALED_LINES = """this is a FITS image with BZERO, which references can't express: read parts with
+astropy (pip install astropy), which converts only these:
+  from astropy.io import fits
+  part = fits.open({file!r})[0].section[:10]  # or [1], for the first extension"""
+_BINARY_LINES = """this is a file, but neither a zip file nor references, whose name ends in .json;
+if it holds plain numbers, say where they are: these lines do for 1000 x 2000 big-endian float32
+behind a header of 512 bytes (of an ENVI image, the file .hdr says all that):
+  import zarr
+  metadata, shape = {{}}, (1000, 2000)
+  endian = {{"name": "bytes", "configuration": {{"endian": "big"}}}}
+  zarr.create_array(metadata, shape=shape, chunks=shape, dtype="float32", compressors=None,
+                    serializer=endian)
+  references = {{"zarr.json": metadata["zarr.json"].to_bytes().decode()}}
+  references["c/0/0"] = [{url!r}, 512, 1000 * 2000 * 4]  # URL, offset, length in bytes
+  options = {{"fo": references, "remote_protocol": "file"}}
+  array = zarr.open_array("reference://", mode="r", storage_options=options)"""
 _REPOSITORY_LINES = """this is an Icechunk repository at a URL, which you can check from Python
 (if it is not on S3, with icechunk.gcs_storage, azure_storage, http_storage, ...):
   import icechunk
@@ -138,12 +165,7 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
             raise ValueError(f"kerchunk references are read-only: {_WRITABLE}")
         return _open_references(location, options)
     if is_url:
-        _need("fsspec", "stores")
-        if location.endswith(".zip") and not location.startswith("zip:"):
-            options = {location.partition("://")[0]: options}
-            location = f"zip://::{location}"
-        of_url = zarr.storage.FsspecStore.from_url
-        return of_url(location, storage_options=options, read_only=read_only)
+        return _open_url(location, options, read_only=read_only)
     if options:
         raise ValueError(
             "storage options are for URLs and kerchunk references, not for local files"
@@ -153,6 +175,16 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
             raise ValueError(f"this is a file: {_WRITABLE}")
         return _open_zip(location)
     return zarr.storage.LocalStore(path, read_only=read_only)
+
+
+def _open_url(url: str, options: JSONObject, *, read_only: bool) -> Store:
+    _need("fsspec", "stores")
+    if _REFERABLE_NAME.search(url):  # fsspec takes a file for an empty folder
+        _refuse_referable(url, _start_of_url(url, options))
+    if url.endswith(".zip") and not url.startswith("zip:"):
+        options = {url.partition("://")[0]: options}
+        url = f"zip://::{url}"
+    return zarr.storage.FsspecStore.from_url(url, storage_options=options, read_only=read_only)
 
 
 def _is_file(path: Path) -> bool:
@@ -178,10 +210,8 @@ def _open_zip(location: str) -> Store:
         start = file.read(8)
         is_scaled = start.startswith(b"SIMPLE") and _is_scaled(file)
     if is_scaled:
-        what = "a FITS image with BZERO"
-        raise ValueError(f'this is {what}: see the recipe "How do I read {what}?" {_PAGE}')
-    if advice := advise_references(location, start):
-        raise ValueError(advice)
+        raise ValueError(_SCALED_LINES.format(file=str(Path(location).resolve())))
+    _refuse_referable(location, start)
     if not start or start.startswith(b"PK\5\6"):  # the end of an archive
         what = "zip archive" if start else "file"
         raise ValueError(f"the {what} is empty: expected an archive with zarr.json or .zarray")
@@ -193,11 +223,8 @@ def _open_zip(location: str) -> Store:
         if node := next(filter(_is_node, Path(location).parents), None):
             what = "this is a file in a Zarr array or group"
             raise ValueError(f"{what}: give its folder, {node}") from error
-        raise ValueError(
-            "this is a file, but neither a zip file nor references, whose name must end in .json: "
-            'see the recipes "How do I read an ENVI image?" and "How do I read a raw binary file?" '
-            f"{_PAGE}"
-        ) from error
+        url = Path(location).resolve().as_uri()
+        raise ValueError(_BINARY_LINES.format(url=url)) from error
     return archive
 
 
@@ -220,18 +247,37 @@ def _is_scaled(file: BinaryIO) -> bool:
     return False
 
 
-def advise_references(location: str, start: bytes = b"") -> str:
-    """Return how to make references to a file, known by its first bytes or its name; or ""."""
-    for what, starts, ends, template in _REFERABLE:
-        if start.startswith(starts) or (not start and location.lower().endswith(ends)):
-            file = location if "://" in location else Path(location).resolve().as_posix()
-            folder, _, name = file.rpartition("/")
-            to = f"{name.rpartition('.')[0] or name}.json"
-            code = template.format(file=file, folder=folder, to=to)
-            # Windows knows only double quotes; in these, other shells expand some characters.
-            line = shlex.quote(code) if re.search(r'["$`\\!]', code) else f'"{code}"'
-            return f"this is {what}, not Zarr: make references first:\n  python -c {line}"
-    return ""
+def _refuse_referable(location: str, start: bytes) -> None:
+    """Raise ValueError that says how to make references to a file, known by its first bytes."""
+    for what, starts, packages, template in _REFERABLE:
+        if not start.startswith(starts):
+            continue
+        is_url = "://" in location
+        file = location if is_url else Path(location).resolve().as_posix()
+        folder, _, name = file.rpartition("/")
+        to = f"{name.rpartition('.')[0] or name}.json"
+        code = template.format(file=file, folder=folder, to=to)
+        if is_url and template.startswith(_TIFF):  # tifffile itself opens no URLs
+            opened = f"TiffFile(fsspec.open({file!r}).open())"
+            code = "import fsspec; " + code.replace(f"TiffFile({file!r})", opened)
+        # Windows knows only double quotes; in these, other shells expand some characters.
+        line = shlex.quote(code) if re.search(r'["$`\\!]', code) else f'"{code}"'
+        raise ValueError(
+            f"this is {what}, not Zarr: make references first (pip install {packages}):\n"
+            f"  python -c {line}"
+        )
+
+
+def _start_of_url(url: str, options: JSONObject) -> bytes:
+    """Return the first bytes of a file at a URL; none if it can't be read."""
+    import fsspec
+
+    def read() -> bytes:
+        with fsspec.open(url, **options) as file:
+            return bytes(file.read(8))
+
+    start = value_or_error(read)
+    return b"" if isinstance(start, Exception) else start
 
 
 class References(zarr.storage.FsspecStore):
