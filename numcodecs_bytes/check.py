@@ -6,7 +6,6 @@ other codecs, are decoded by zarr, about 64 MiB at a time.
 """
 
 import contextlib
-import json
 import math
 import reprlib
 import sys
@@ -28,8 +27,8 @@ from zarr.types import AnyArray
 
 from numcodecs_bytes import zarr_data_types
 from numcodecs_bytes._core.catch import value_or_error
-from numcodecs_bytes._core.configuration import JSONObject, dtype_to_json
-from numcodecs_bytes._core.dtypes import NATIVE_ENDIAN, AnyDType, has_byte_order, pack_dtype
+from numcodecs_bytes._core.configuration import JSONObject
+from numcodecs_bytes._core.dtypes import AnyDType
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.shards import ShardLayout
 from numcodecs_bytes._read.remote_object import RemoteObject
@@ -52,7 +51,7 @@ from numcodecs_bytes._tools.reporting import (
     value_or_expected_error,
 )
 from numcodecs_bytes._tools.stored_chunks import ChunkCoords
-from numcodecs_bytes._tools.v2_to_v3 import disagreements
+from numcodecs_bytes._tools.v2_to_v3 import disagreements, why_no_endian, why_wrong_dtype
 from numcodecs_bytes._tools.xarray_attributes import encode_mask, how_to_decode, is_decodable
 from numcodecs_bytes._zarr_api.file_systems import references_of
 from numcodecs_bytes._zarr_api.private_names import are_data_types_unloaded
@@ -369,28 +368,14 @@ def _check_v2_codecs(array: AnyArray, codecs: tuple[Any, ...], report: ArrayRepo
         report.notes.append(f'zarr opens the filter or compressor "bytes" {_WHILE_INSTALLED}')
         dtype = array.dtype if codec.dtype is None else codec.dtype
         _check_endian(codec.endian, dtype, report)
-        if position:
-            continue  # it stores the output of the previous filter
-        if pack_dtype(dtype) != pack_dtype(array.dtype):
-            report.add_problem(
-                f"the bytes codec decodes {dtype_to_json(dtype)!r}, which is read as the array's "
-                f"{dtype_to_json(array.dtype)!r}: values are wrong unless both have the same bytes"
-            )
-        elif codec.dtype is None and codec.endian is not None:
-            if codec.endian == NATIVE_ENDIAN and dtype == dtype.newbyteorder("="):
-                continue
-            report.add_problem(
-                f"the bytes codec has no dtype, which it needs to store {dtype} as "
-                f'{codec.endian}-endian: add "dtype": {json.dumps(dtype_to_json(dtype))}'
-            )
+        # Others store the output of the previous filter.
+        if not position and (why := why_wrong_dtype(codec, array.dtype)):
+            report.add_problem(why)
 
 
 def _check_endian(endian: str | None, dtype: AnyDType, report: ArrayReport) -> None:
-    if endian is None and has_byte_order(dtype):
-        report.add_problem(
-            f'the bytes codec has no "endian", which {dtype} needs: some implementations assume '
-            "little-endian, others raise an error; add the byte order that it was written with"
-        )
+    if why := why_no_endian(endian, dtype):
+        report.add_problem(why)
 
 
 class _Module(ModuleType):

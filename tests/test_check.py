@@ -181,7 +181,7 @@ DAMAGED = {
     "no dtype of >i2, v2": (filtered(">i2", endian="little"), "the bytes codec has no dtype"),
     "other dtype, v2": (
         filtered("<i2", endian="big", dtype="<i4"),
-        "the bytes codec decodes '<i4'",
+        'the bytes codec has "dtype": "<i4", which is not that of the array: write "dtype": "<i2"',
     ),
     "no endian, v2": (filtered("<i2", dtype="<i2"), NO_ENDIAN + "int16 needs"),
     "empty metadata": (files(zarr_json=""), UNREADABLE + "zarr.json is not JSON: Expecting value"),
