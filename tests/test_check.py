@@ -337,8 +337,37 @@ class TestWrongMetadata:
         report = check(tmp_path)["a"]
         if name != right:
             (problem,) = report.problems
-            assert problem.startswith(f"chunk a/{right} is missing, but there is a/{name}: the sep")
+            name_instead = f"such as a/{name} instead of a/{right}: rename the files"
+            assert problem == f"1 chunk is missing, but has another name, {name_instead}"
         assert "does not read 2 files" in report.notes[-1]
+
+    @pytest.mark.parametrize("zarr_format", [2, 3])
+    @pytest.mark.parametrize("encoding", ["v2", "default"])
+    @pytest.mark.parametrize("separator", [".", "/"])
+    def test_all_chunks_have_other_names(self, tmp_path, zarr_format, encoding, separator):
+        """There was a problem for each chunk, and none said what to write."""
+        if zarr_format == 2 and encoding == "default":
+            pytest.skip("Zarr v2 has no such names")
+        settings = {"shape": (2, 2), "chunks": (1, 1), "dtype": "i1", "zarr_format": zarr_format}
+        key_encoding = {"name": encoding, "separator": separator}
+        zarr.create_array(tmp_path, **settings, chunk_key_encoding=key_encoding)[:] = 1
+        (path,) = (
+            tmp_path / name for name in ("zarr.json", ".zarray") if (tmp_path / name).exists()
+        )
+        document = json.loads(path.read_text())
+        other = "/" if separator == "." else "."
+        if zarr_format == 2:
+            document["dimension_separator"] = other
+        else:
+            document["chunk_key_encoding"]["configuration"]["separator"] = other
+        path.write_text(json.dumps(document))
+        (report,) = check(tmp_path).values()
+        (problem,) = report.problems
+        assert problem.startswith("4 chunks are missing, but have another name, such as ")
+        assert report.notes == []
+        line = problem.partition(": write ")[2].rpartition(" in ")[0]
+        path.write_text(json.dumps(document | json.loads(f"{{{line}}}")))
+        assert zarr.open_array(tmp_path)[:].all()
 
     @ignore_unstable_data_types
     @pytest.mark.parametrize("shards", [None, (4, 6)], ids=["chunks", "shards"])

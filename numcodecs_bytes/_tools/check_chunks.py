@@ -5,6 +5,7 @@ Chunks are decoded by zarr's own codecs, and take as much memory as they do in z
 
 import contextlib
 import itertools
+import json
 import math
 import os
 import re
@@ -479,8 +480,9 @@ def _report_listing(
     for error in errors:
         report.add_problem(f"a folder of chunks can't be listed: {error}")
     _report_leftovers(array, [each.name for each in beside if each.kind == "leftover"], report)
-    others = [each.name for each in beside if each.kind == "other"]
-    others += _report_misnamed(array, beside, report)
+    misnamed = _report_misnamed(array, beside, report)
+    unread = [each for each in beside if each.kind in ("other", "misnamed")]
+    others = [each.name for each in unread if each not in misnamed]
     num_chunks = report.num_chunks
     if num_chunks == limits.max_chunks:
         report.notes.append(f"{num_chunks} of {num_in_all} chunks were checked")
@@ -490,7 +492,7 @@ def _report_listing(
         num_tried = min(num_in_all, MAX_UNLISTED)
         tried = f"{num_tried} of {num_in_all} names of chunks were tried"
         report.notes.append(f"{tried}: the store lists none")
-    if num_chunks < num_tried == num_in_all:
+    if num_chunks + len(misnamed) < num_tried == num_in_all:
         missing = "others were not found" if errors else "missing ones are read as the fill value"
         report.notes.append(f"{num_chunks} of {num_in_all} chunks are present; the {missing}")
     if others:
@@ -516,16 +518,30 @@ def _report_leftovers(array: AnyArray, names: list[str], report: ArrayReport) ->
     )
 
 
-def _report_misnamed(array: AnyArray, beside: list[Listed], report: ArrayReport) -> list[str]:
-    """Report chunks that have another name; return the names of those that also have their own."""
+def _report_misnamed(array: AnyArray, beside: list[Listed], report: ArrayReport) -> list[Listed]:
+    """Report chunks that are missing, but have another name; return these."""
     misnamed = [each for each in beside if each.kind == "misnamed"]
-    found = chunks_at(array, [each.chunk_coords for each in misnamed])
-    present = {chunk.chunk_coords for chunk in found}
-    for each in misnamed:
-        if each.chunk_coords not in present:
-            key = join(array.path, array.metadata.encode_chunk_key(each.chunk_coords))
-            report.add_problem(
-                f"chunk {key} is missing, but there is {join(array.path, each.name)}: the "
-                "separator or the chunk key encoding in the metadata may be wrong"
-            )
-    return [each.name for each in misnamed if each.chunk_coords in present]
+    present = {each.chunk_coords for each in chunks_at(array, [e.chunk_coords for e in misnamed])}
+    missing = [each for each in misnamed if each.chunk_coords not in present]
+    if missing:
+        name = missing[0].name
+        key = join(array.path, array.metadata.encode_chunk_key(missing[0].chunk_coords))
+        are = "1 chunk is missing, but has" if len(missing) == 1 else "chunks are missing, but have"
+        number = "" if len(missing) == 1 else f"{len(missing)} "
+        report.add_problem(
+            f"{number}{are} another name, such as {join(array.path, name)} instead of {key}: "
+            f"{'rename the files' if report.num_chunks else _how_to_name(array, name)}"
+        )
+    return missing
+
+
+def _how_to_name(array: AnyArray, name: str) -> str:
+    """Return what to write in the metadata of an array, so that a chunk has a name."""
+    encoding = "default" if name.startswith("c") else "v2"
+    separator = "." if "." in name or (encoding == "v2" and "/" not in name) else "/"
+    if array.metadata.zarr_format == 3:
+        named = {"name": encoding, "configuration": {"separator": separator}}
+        return f'write "chunk_key_encoding": {json.dumps(named)} in zarr.json'
+    if encoding == "v2":
+        return f'write "dimension_separator": "{separator}" in .zarray'
+    return "rename the files"
