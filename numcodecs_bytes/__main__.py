@@ -11,6 +11,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import shlex
 import sys
 import time
@@ -250,7 +251,10 @@ def _advise_command(arguments: list[str]) -> str:
     if first in _COMMANDS or first.startswith("-"):
         return ""
     meant = difflib.get_close_matches(first, _COMMANDS, n=1) if first.isalpha() else []
-    line = shlex.join([*meant, *others] if meant else ["check", *arguments])
+    line = shlex.join([*meant, *others])
+    if not meant:
+        is_path = re.search(r"[/\\.:]", first) or os.path.exists(first)  # noqa: PTH110 # any text
+        line = shlex.join(["check", *arguments]) if is_path else "--help"
     return f"{first!r} is no command: did you mean `numcodecs-bytes {line}`?"
 
 

@@ -1146,6 +1146,24 @@ class TestKindsOfStores:
             check(f"{url}/a")
         assert "give the path or URL of an array, or consolidate metadata" in str(caught.value)
 
+    def test_what_a_web_server_does_not_serve(self, tmp_path):
+        """The answers named only the URL, an argument of fsspec, or a file that is there."""
+        pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
+        zarr.create_group(tmp_path / "group").create_array("a", shape=4, dtype="i1")
+        with zarr.storage.ZipStore(tmp_path / "a.zip", mode="w") as store:
+            zarr.create_array(store, shape=4, dtype="i1")
+        answers = {
+            "group": "it is a group whose arrays the store does not list: give the path or URL of ",
+            "none.json": "the references can't be read: ClientResponseError: 404",
+            "a.zip": "the server serves no byte ranges: download the zip file",
+        }
+        with serving(tmp_path, 404) as url:
+            for name, answer in answers.items():
+                with pytest.raises((OSError, ValueError), match=answer):
+                    check(f"{url}/{name}")
+            with pytest.raises(ValueError, match="takes no such storage options: .*'foo'"):
+                list(checks.check(f"{url}/group", storage_options={"foo": 1}))
+
     @pytest.mark.filterwarnings("ignore:The 'fastparquet' engine is deprecated")
     @pytest.mark.parametrize("kind", ["json", "parq"])
     @pytest.mark.parametrize(
@@ -1517,6 +1535,9 @@ class TestCommand:
             ("{}/nowhere", 2, "there is no such file or folder"),
             ("{}", 1, "expected zarr.json or .zarray there"),
             ("no://such", 2, "can't read no://such: "),
+            ("file://{}/nowhere", 2, "there is no such file or folder"),
+            ("file:{}", 2, "; if this is a URL, it begins with file://"),
+            ("~/nowhere", 2, "; shells replace ~ only if it is not quoted"),
             # fsspec lists a file as a folder that contains itself: the search had no end.
             ("file://{}/a.tif", 2, "this is a TIFF file, not Zarr: make references"),
         ],
@@ -1547,7 +1568,9 @@ class TestCommand:
         assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("wrong", [{"limits": 10}, {"icechunk_ref": "main"}])
+@pytest.mark.parametrize(
+    "wrong", [{"limits": 10}, {"icechunk_ref": "main"}, {"storage_options": "x"}]
+)
 def test_arguments_of_a_wrong_type(tmp_path, wrong):
     with pytest.raises(TypeError, match=rf"{next(iter(wrong))} must be .*, got "):
         list(checks.check(tmp_path, **wrong))

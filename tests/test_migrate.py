@@ -964,7 +964,9 @@ class TestCommand:
         ("arguments", "meant"),
         [
             ("a.zarr", "check a.zarr"),
-            ("--json data", "check data"),
+            ("--json data/a", "check data/a"),
+            ("help", "--help"),
+            ("info --json", "--help"),
             ("s3://data/old --max-chunks 1", "check s3://data/old --max-chunks 1"),
             ("check.zarr", "check check.zarr"),
             ("migrat data --undo", "migrate data --undo"),

@@ -1,6 +1,5 @@
 """Opens the stores at paths and URLs."""
 
-import contextlib
 import importlib.util
 import json
 import re
@@ -84,11 +83,7 @@ def open_store(
 
     The arguments are those of `check`. Raises ValueError if the store is to be changed, but can't.
     """
-    if not isinstance(location, Store | str | Path):
-        raise TypeError(
-            f"expected a store, or the path or URL of one, got {type(location).__name__}: pass "
-            "array.store or group.store, for example"
-        )
+    _check_types(location, storage_options)
     if not read_only and _is_zip(location):  # to interrupt it would lose its contents
         raise ValueError("a zip archive can't be changed: unpack it, migrate, and pack it again")
     if isinstance(location, Store):
@@ -102,8 +97,9 @@ def open_store(
     store = _open_location(location, options, read_only=read_only)
     if not read_only:
         return _with_atomic_writes(store)
-    # An error is raised again when the store is read.
-    if value_or_error(sync, _is_repository(store)) is True:
+    is_repository = value_or_error(sync, _is_repository(store))
+    _refuse_options(is_repository, options)
+    if is_repository is True:  # an error is raised again when the store is read
         folder = location.removeprefix("file://")
         if "://" in folder:
             bucket, _, prefix = folder.rstrip("/").partition("://")[2].partition("/")
@@ -115,6 +111,30 @@ def open_store(
             f"this is not an Icechunk repository, so it has no {next(iter(icechunk_ref))}"
         )
     return store
+
+
+def _check_types(location: object, storage_options: object) -> None:
+    if not isinstance(location, Store | str | Path):
+        raise TypeError(
+            f"expected a store, or the path or URL of one, got {type(location).__name__}: pass "
+            "array.store or group.store, for example"
+        )
+    if not isinstance(storage_options, dict | None):
+        raise TypeError(
+            f"storage_options must be a dict such as {{'anon': True}}, got {storage_options!r}"
+        )
+
+
+def _refuse_options(error: object, options: JSONObject) -> None:
+    """Raise an error that says which storage options help, if what a store raises is due to these.
+
+    What it returns, if it raises nothing, is ignored.
+    """
+    if type(error).__name__ == "NoCredentialsError":
+        anonymous = "--storage-options '{\"anon\": true}'"
+        raise PermissionError(f"{error}: if the data are public, add {anonymous}")
+    if options and isinstance(error, TypeError) and "unexpected keyword" in str(error):
+        raise ValueError(f"this URL takes no such storage options: {error}")
 
 
 def _with_atomic_writes(store: Store) -> Store:
@@ -184,7 +204,15 @@ def _open_url(url: str, options: JSONObject, *, read_only: bool) -> Store:
     if url.endswith(".zip") and not url.startswith("zip:"):
         options = {url.partition("://")[0]: options}
         url = f"zip://::{url}"
-    return zarr.storage.FsspecStore.from_url(url, storage_options=options, read_only=read_only)
+    of_url = zarr.storage.FsspecStore.from_url
+    store = value_or_error(of_url, url, storage_options=options, read_only=read_only)
+    if isinstance(store, Exception):
+        if "range requests" in str(store):  # its advice is for other callers
+            raise ValueError("the server serves no byte ranges: download the zip file") from store
+        raise store
+    if (path := local_path(store, "")) is not None:
+        _is_file(path)  # zarr would find nothing where there is no such folder
+    return store
 
 
 def _is_file(path: Path) -> bool:
@@ -195,7 +223,12 @@ def _is_file(path: Path) -> bool:
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise FileNotFoundError(f"there is no such file or folder: {path}") from error
+        hint = ""
+        if str(path).startswith("~"):
+            hint = "; shells replace ~ only if it is not quoted"
+        elif scheme := re.match("([a-z][a-z0-9]+):", str(path)):
+            hint = f"; if this is a URL, it begins with {scheme[1]}://"
+        raise FileNotFoundError(f"there is no such file or folder: {path}{hint}") from error
 
 
 def _is_zip(location: Store | str | Path) -> bool:
@@ -332,10 +365,16 @@ def _read_references(location: str, options: JSONObject) -> JSONObject:
     """Return kerchunk references in JSON, also of the first version of the format."""
     import fsspec
 
-    source: Any = fsspec.open(location, **options)
-    document: object = None
-    with source as file, contextlib.suppress(ValueError, RecursionError):
-        document = json.load(file)
+    def load() -> object:
+        with fsspec.open(location, **options) as file:
+            return json.load(file)
+
+    document = value_or_error(load)
+    if isinstance(document, Exception) and not isinstance(document, ValueError | RecursionError):
+        if document.__cause__ is None:
+            raise document
+        why = document.__cause__  # the error itself only names the URL
+        raise OSError(f"the references can't be read: {type(why).__name__}: {why}") from document
     if isinstance(document, dict) and (
         "refs" in document or any(name.endswith(METADATA_NAMES) for name in document)
     ):

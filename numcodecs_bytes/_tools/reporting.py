@@ -140,7 +140,8 @@ class Limits:
             if limit is None and name == "max_chunks":
                 continue
             if not isinstance(limit, Integral):
-                raise TypeError(f"{name} must be a whole number, got {limit!r}")
+                what = "whole number of bytes" if name == "max_chunk_bytes" else "whole number"
+                raise TypeError(f"{name} must be a {what}, got {limit!r}")
             if limit < 0:
                 raise ValueError(f"{name} must be at least 0, got {limit!r}")
 
