@@ -314,7 +314,11 @@ class TestBadInput:
     def test_out_of_another_size_is_left_alone(self, num_bytes, make_out):
         out = make_out()
         for codec in (Bytes("big", dtype="f8"), Bytes(sys.byteorder)):
-            with pytest.raises(ValueError, match=f"out holds {num_bytes} bytes, expected 16"):
+            message = f"out holds 16 bytes, but the chunk decodes to {num_bytes}: "
+            if codec.dtype is not None:
+                elements = "no whole number of" if num_bytes % 8 else f"an out of {num_bytes // 8}"
+                message += f".* {elements} elements of .?f"
+            with pytest.raises(ValueError, match=message):
                 codec.decode(bytes(num_bytes), out=out)
         assert bytes(out) == bytes(make_out())
 
