@@ -306,7 +306,8 @@ def _start_of_url(url: str, options: JSONObject) -> bytes:
     import fsspec
 
     def read() -> bytes:
-        with fsspec.open(url, **options) as file:
+        source: Any = fsspec.open(url, **options)
+        with source as file:
             return bytes(file.read(8))
 
     start = value_or_error(read)
@@ -365,8 +366,10 @@ def _read_references(location: str, options: JSONObject) -> JSONObject:
     """Return kerchunk references in JSON, also of the first version of the format."""
     import fsspec
 
+    source: Any = fsspec.open(location, **options)
+
     def load() -> object:
-        with fsspec.open(location, **options) as file:
+        with source as file:
             return json.load(file)
 
     document = value_or_error(load)
