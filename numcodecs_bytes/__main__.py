@@ -11,6 +11,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import shlex
 import sys
 import time
@@ -124,17 +125,11 @@ def _reports_on(location: str, options: argparse.Namespace) -> Iterator[ArrayRep
 
 def _why_no_array(location: str) -> str:
     """Return that a store has no array, and what may help."""
-    from numcodecs_bytes._tools.locations import advise_references
-
     why = f"no Zarr array in {location}: expected zarr.json or .zarray there"
     if "://" not in location:
         return why
-    # Servers may not list folders, and files may look like folders.
-    if advice := advise_references(location):
-        return f"{location}: {advice}"
-    return (
-        f"{why}; if the server lists no folders, give the URL of an array, or consolidate metadata"
-    )
+    advice = "if the server lists no folders, give the URL of an array, or consolidate metadata"
+    return f"{why}; {advice}"
 
 
 def _migrate(options: argparse.Namespace) -> Iterator[Finding]:
@@ -256,7 +251,10 @@ def _advise_command(arguments: list[str]) -> str:
     if first in _COMMANDS or first.startswith("-"):
         return ""
     meant = difflib.get_close_matches(first, _COMMANDS, n=1) if first.isalpha() else []
-    line = shlex.join([*meant, *others] if meant else ["check", *arguments])
+    line = shlex.join([*meant, *others])
+    if not meant:
+        is_path = re.search(r"[/\\.:]", first) or os.path.exists(first)  # noqa: PTH110 # any text
+        line = shlex.join(["check", *arguments]) if is_path else "--help"
     return f"{first!r} is no command: did you mean `numcodecs-bytes {line}`?"
 
 

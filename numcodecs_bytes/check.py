@@ -6,7 +6,6 @@ other codecs, are decoded by zarr, about 64 MiB at a time.
 """
 
 import contextlib
-import json
 import math
 import reprlib
 import sys
@@ -28,8 +27,8 @@ from zarr.types import AnyArray
 
 from numcodecs_bytes import zarr_data_types
 from numcodecs_bytes._core.catch import value_or_error
-from numcodecs_bytes._core.configuration import JSONObject, dtype_to_json
-from numcodecs_bytes._core.dtypes import NATIVE_ENDIAN, AnyDType, has_byte_order, pack_dtype
+from numcodecs_bytes._core.configuration import JSONObject
+from numcodecs_bytes._core.dtypes import AnyDType
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.shards import ShardLayout
 from numcodecs_bytes._read.remote_object import RemoteObject
@@ -52,7 +51,7 @@ from numcodecs_bytes._tools.reporting import (
     value_or_expected_error,
 )
 from numcodecs_bytes._tools.stored_chunks import ChunkCoords
-from numcodecs_bytes._tools.v2_to_v3 import disagreements
+from numcodecs_bytes._tools.v2_to_v3 import disagreements, why_no_endian, why_wrong_dtype
 from numcodecs_bytes._tools.xarray_attributes import encode_mask, how_to_decode, is_decodable
 from numcodecs_bytes._zarr_api.file_systems import references_of
 from numcodecs_bytes._zarr_api.private_names import are_data_types_unloaded
@@ -164,24 +163,27 @@ def _check_array(
     if array.metadata.zarr_format == 2 and "pickle" not in codecs:
         _check_masked_zeros(array, attributes, first, report, limits)
     if first is not None and is_in_part:
-        error = value_or_expected_error(sync, _request_a_byte(array, first))
-        if error is not None and not isinstance(error, LeftToZarr):
+        failure = value_or_expected_error(sync, _request_a_byte(array, first))
+        if isinstance(failure, Exception) and not isinstance(failure, LeftToZarr):
             key = join(array.path, array.metadata.encode_chunk_key(first))
-            problem = f"chunk {key} can't be read: {describe_error(error)}"
+            problem = f"chunk {key} can't be read: {describe_error(failure)}"
             if problem not in report.problems:
                 report.add_problem(problem)
-        _report_partial_reads(array, report)  # again, because a strike is remembered
+        is_in_part = _report_partial_reads(array, report)  # again: a strike is remembered
+        if is_in_part and isinstance(failure, str):
+            report.partial_reads = f"not known: the request for a byte range failed ({failure})"
 
 
-async def _request_a_byte(array: AnyArray, chunk_coords: ChunkCoords) -> None:
-    """Request one byte of a chunk; note a strike if that fails, but its store returns the chunk.
+async def _request_a_byte(array: AnyArray, chunk_coords: ChunkCoords) -> str | None:
+    """Request one byte of a chunk; if that fails, but its store returns the chunk, return why.
 
-    Raises the store's error if it does not return the chunk either, although it states a length.
+    If the store's answer is wrong, it is a strike. Raises the store's error if it does not return
+    the chunk either, although it states a length.
     """
     chunk = array.store_path / array.metadata.encode_chunk_key(chunk_coords)
     extent = find_extent(chunk)
     if isinstance(extent, FileExtent):
-        return
+        return None
     # Arrays are read in part, so the version of zarr is one with which this can be imported.
     from numcodecs_bytes._pipeline.array_layouts import layout_of_array
 
@@ -192,8 +194,11 @@ async def _request_a_byte(array: AnyArray, chunk_coords: ChunkCoords) -> None:
     byte_range = (-1, None) if start < 0 else (start, start + 1)
     answer = await RemoteObject(extent).get_range(*byte_range)
     is_refused = answer.is_strike or answer.kind == "failed"
-    if is_refused and await chunk.get() is not None and answer.is_strike:
+    if not is_refused or await chunk.get() is None:
+        return None
+    if answer.is_strike:
         state_of(chunk.store).strike(answer)
+    return answer.why
 
 
 def _report_partial_reads(array: AnyArray, report: ArrayReport) -> bool:
@@ -363,28 +368,14 @@ def _check_v2_codecs(array: AnyArray, codecs: tuple[Any, ...], report: ArrayRepo
         report.notes.append(f'zarr opens the filter or compressor "bytes" {_WHILE_INSTALLED}')
         dtype = array.dtype if codec.dtype is None else codec.dtype
         _check_endian(codec.endian, dtype, report)
-        if position:
-            continue  # it stores the output of the previous filter
-        if pack_dtype(dtype) != pack_dtype(array.dtype):
-            report.add_problem(
-                f"the bytes codec decodes {dtype_to_json(dtype)!r}, which is read as the array's "
-                f"{dtype_to_json(array.dtype)!r}: values are wrong unless both have the same bytes"
-            )
-        elif codec.dtype is None and codec.endian is not None:
-            if codec.endian == NATIVE_ENDIAN and dtype == dtype.newbyteorder("="):
-                continue
-            report.add_problem(
-                f"the bytes codec has no dtype, which it needs to store {dtype} as "
-                f'{codec.endian}-endian: add "dtype": {json.dumps(dtype_to_json(dtype))}'
-            )
+        # Others store the output of the previous filter.
+        if not position and (why := why_wrong_dtype(codec, array.dtype)):
+            report.add_problem(why)
 
 
 def _check_endian(endian: str | None, dtype: AnyDType, report: ArrayReport) -> None:
-    if endian is None and has_byte_order(dtype):
-        report.add_problem(
-            f'the bytes codec has no "endian", which {dtype} needs: some implementations assume '
-            "little-endian, others raise an error; add the byte order that it was written with"
-        )
+    if why := why_no_endian(endian, dtype):
+        report.add_problem(why)
 
 
 class _Module(ModuleType):

@@ -47,7 +47,6 @@ from numcodecs_bytes._core.dtypes import (
     stored_dtype,
 )
 from numcodecs_bytes._core.invalid_bytes import has_invalid_bytes
-from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._zarr_api.names import add_name_of_array
 
 if TYPE_CHECKING:
@@ -168,8 +167,8 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
             return decode_array(raw, stored, self.dtype)
         out_view = self._out_view(out)
         stored = stored_dtype(out_view.dtype, self.endian)
-        name = "the chunk decoded into out"
-        check_length(raw.size, out_view.shape, out_view.dtype, stored, name, start=raw)
+        if raw.size != out_view.size * stored.itemsize:
+            raise _wrong_out(raw.size, out_view, stored.itemsize)
         decode_into(raw, stored, out_view)
         return out
 
@@ -287,6 +286,17 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         return memory.view(self.dtype)
 
 
+def _wrong_out(num_bytes: int, out_view: Array, item_size: int) -> ValueError:
+    """Return the error for an `out` of another size than the chunk, which has `num_bytes`."""
+    num_elements, rest = divmod(num_bytes, item_size)
+    how = f"pass an out of {num_elements} elements of {out_view.dtype}"
+    if rest:
+        how = f"that is no whole number of elements of {out_view.dtype}, so it may be truncated"
+    return ValueError(
+        f"out holds {out_view.size * item_size} bytes, but the chunk decodes to {num_bytes}: {how}"
+    )
+
+
 def _as_array(buf: "ArrayOrBuffer") -> Array:
     if type(buf) is np.ndarray:
         return buf
@@ -298,7 +308,7 @@ def _as_array(buf: "ArrayOrBuffer") -> Array:
         raise TypeError(
             "expected an array or an object that supports the buffer protocol, got "
             f"{type(buf).__name__} ({error})"
-        ) from error
+        ) from None
     if not isinstance(buf, np.ndarray) and elements.dtype in ("i1", "S1"):
         return elements.view(np.uint8)  # a buffer of single bytes, whatever its format
     return elements

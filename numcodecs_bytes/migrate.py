@@ -420,10 +420,10 @@ class _Migration:
                 f"zarr.json has what would be lost, so it is kept: {', '.join(lost)}; {_MOVE}"
             )
         if not self.overwrite:
-            raise ValueError(
-                f"zarr.json differs from what migrate writes in {differing(existing, document)}; "
-                "if Zarr v2 is right, --overwrite replaces it"
-            )
+            what = f"differs from what migrate writes in {differing(existing, document)}"
+            if not existing.keys() >= {"zarr_format", "node_type"}:
+                what = "is incomplete"
+            raise ValueError(f"zarr.json {what}; if Zarr v2 is right, --overwrite replaces it")
 
 
 def _lost_members(intact: _Intact, document: JSONObject) -> Iterator[str]:
@@ -432,9 +432,12 @@ def _lost_members(intact: _Intact, document: JSONObject) -> Iterator[str]:
     for name in ("node_type", "chunk_key_encoding", "dimension_names"):
         if existing.get(name) not in (None, document.get(name)):
             yield name
-    shape, v2_shape = existing.get("shape") or [], document.get("shape", [])
+    shape, v2_shape = existing.get("shape", []), document.get("shape", [])
     is_shape = isinstance(shape, list) and all(isinstance(size, int) for size in shape)
-    if not is_shape or len(shape) != len(v2_shape) or any(map(operator.gt, shape, v2_shape)):
+    is_larger = (
+        not is_shape or len(shape) != len(v2_shape) or any(map(operator.gt, shape, v2_shape))
+    )
+    if "shape" in existing and is_larger:
         yield f"shape {shape}"
     attributes = existing.get("attributes") or {}
     if not isinstance(attributes, dict):

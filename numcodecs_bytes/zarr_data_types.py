@@ -264,6 +264,9 @@ class _Integer(_MLDataType):
         return int(self.cast_scalar(data))
 
 
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
 def _is_number(data: object) -> TypeGuard[int | float]:
     return isinstance(data, (int, float)) and not isinstance(data, bool)
 
@@ -276,21 +279,26 @@ def _float_from_json(data: object, dtype: AnyDType) -> Scalar:
         return with_valid_bytes(bits.view(dtype))[0]
     import ml_dtypes  # optional
 
-    largest = float(cast("Any", ml_dtypes).finfo(dtype).max)
-    number = data
-    if isinstance(data, str) and data in ("NaN", "Infinity", "-Infinity"):
-        number = float(data)
+    limits = cast("Any", ml_dtypes).finfo(dtype)
+    smallest, largest = float(limits.min), float(limits.max)
+    number = _NOT_FINITE.get(data, data) if isinstance(data, str) else data
     if _is_number(number) and not largest < abs(number) < math.inf:
-        with np.errstate(over="ignore", invalid="ignore"):
-            scalar = np.array([number], float).astype(dtype)[0]
-        # Types that lack NaN, infinity, zero or a sign silently convert these to other values.
-        if all(is_kind(number) == is_kind(scalar) for is_kind in (math.isfinite, math.isnan)):
+        scalar = _as_float(number, dtype)
+        if scalar is not None:
             return scalar
-    expected = (
-        f"a number up to {largest}, 'NaN', 'Infinity' or '-Infinity', provided that the data type "
-        f"has that value, or its bits as '0x' followed by {num_digits} hexadecimal digits"
-    )
+    names = [repr(name) for name, n in _NOT_FINITE.items() if _as_float(n, dtype) is not None]
+    of_bits = f"or its bits as '0x' followed by {num_digits} hexadecimal digits"
+    expected = ", ".join([f"a number from {smallest} to {largest}", *names, of_bits])
     raise _not_a_value(name_of_ml_dtype(dtype) or dtype.name, data, expected)
+
+
+def _as_float(number: float, dtype: AnyDType) -> Scalar | None:
+    """Return a number as a scalar; None if the data type lacks NaN, infinity, zero or a sign."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        scalar = np.array([number], float).astype(dtype)[0]
+    # Types that lack one of these silently convert it to another value.
+    is_same = all(is_kind(number) == is_kind(scalar) for is_kind in (math.isfinite, math.isnan))
+    return scalar if is_same else None
 
 
 def _float_to_json(scalar: SupportsFloat) -> float | str:

@@ -268,8 +268,11 @@ MIXED_REASON = "its fields have both byte orders"
 # What is refused, and why.
 REFUSED = {
     "mixed": (MIXED, MIXED_REASON),
-    "other type": ({"filters": [BYTES | {"dtype": "<i4"}]}, "array's data type is not that of the"),
-    "no type": ({"filters": [BYTES]}, "chunks could be written, but not read"),
+    "other type": ({"filters": [BYTES | {"dtype": "<i4"}]}, 'write "dtype": "<f4" there in .zar'),
+    "no type": (
+        {"filters": [BYTES]},
+        'add "dtype": "<f4" to it in .zarray; then run migrate again',
+    ),
     "behind": ({"filters": [BYTES | {"dtype": "<f4"}, DELTA]}, "the filter delta follows one that"),
     "shuffled": ({"filters": [SHUFFLE, DELTA]}, "the filter delta follows one that returns bytes"),
     "bytes of bytes": (
@@ -278,7 +281,7 @@ REFUSED = {
     ),
     "unknown": ({"filters": [{"id": "nobody's"}]}, "nobody's"),
     "broken": ({"shape": "x"}, ""),
-    "empty": ({"stored": b""}, "chunk 0 can't be read: "),
+    "empty": ({"stored": b""}, "it is empty: restore or rewrite it"),
 }
 
 
@@ -644,6 +647,11 @@ class TestRemedies:
             (".zarray", '{"shape": "x"}', "; if .zarray is damaged, correct or restore it"),
             ("zarr.json", "[1]", MOVE),
             ("zarr.json", '{"attributes": {"new": 1}}', MOVE),
+            (
+                "zarr.json",
+                "{}",
+                "zarr.json is incomplete; if Zarr v2 is right, --overwrite replaces it",
+            ),
             ("0", "damaged", "; see numcodecs-bytes check"),
         ],
     )
@@ -661,6 +669,43 @@ class TestRemedies:
             file.write_bytes(intact)
         assert set(statuses(folder).values()) <= STATUSES
         assert shown(folder) == [*NODES[1:], "z"]
+
+    @pytest.mark.parametrize(
+        ("array_dtype", "wrong", "right"),
+        [
+            ("<f4", {"endian": "big"}, {"dtype": "<f4"}),
+            ("<f4", {"endian": "big", "dtype": ">f4"}, {"dtype": "<f4"}),
+            ("<f4", {"endian": "big", "dtype": "<f8"}, {"dtype": "<f4"}),
+            (">f4", {"endian": "big", "dtype": "<f4"}, {"dtype": ">f4"}),
+            (">f4", {"endian": "little"}, {"endian": "big", "dtype": ">f4"}),
+            (">f4", {"endian": "little"}, {"dtype": ">f4"}),
+        ],
+        ids=str,
+    )
+    @pytest.mark.skipif(sys.byteorder == "big", reason="bytes have other names there")
+    def test_the_filter_bytes_with_a_wrong_dtype(self, tmp_path, array_dtype, wrong, right):
+        """The dtype to write was not named, or in many words about something else."""
+        endian = right.get("endian", wrong["endian"])
+        stored = np.arange(4, dtype="<f4" if endian == "little" else ">f4")
+        filters = [{"id": "bytes", **wrong}]
+        write_v2(tmp_path, stored.tobytes(), array_dtype, filters=filters)
+        (report,) = migrated(tmp_path).values()
+        (checked,) = check(tmp_path)
+        for shown in (*checked.problems, *report.reasons):
+            assert json.dumps(right)[1:-1] in shown
+            assert ".zarray" in shown
+        edited(tmp_path / ".zarray", filters=[filters[0] | right])
+        assert [each.problems for each in check(tmp_path)] == [[]]
+        assert statuses(tmp_path) == {"": "migrated"}
+        assert zarr.open_array(tmp_path, zarr_format=3)[:].tolist() == [0, 1, 2, 3]
+
+    def test_reasons_are_not_said_twice(self, tmp_path):
+        """A chunk was named twice, and so was `check`; a codec ended with two points."""
+        write_v2(tmp_path / "a", bytes(3), "<i4")
+        write_v2(tmp_path / "b", bytes(4), "<i4", compressor={"id": "nobody's"})
+        reasons = {path: report.reasons for path, report in migrated(tmp_path).items()}
+        assert reasons["a"][0].count("chunk '") == reasons["a"][0].count("check`") == 1
+        assert ".;" not in reasons["b"][0]
 
     def test_metadata_that_can_not_be_consolidated(self, folder):
         file = folder / "new/zarr.json"
@@ -919,7 +964,9 @@ class TestCommand:
         ("arguments", "meant"),
         [
             ("a.zarr", "check a.zarr"),
-            ("--json data", "check data"),
+            ("--json data/a", "check data/a"),
+            ("help", "--help"),
+            ("info --json", "--help"),
             ("s3://data/old --max-chunks 1", "check s3://data/old --max-chunks 1"),
             ("check.zarr", "check check.zarr"),
             ("migrat data --undo", "migrate data --undo"),

@@ -209,13 +209,20 @@ class TestFillValues:
     @pytest.mark.parametrize(
         ("name", "data", "message"),
         [
-            ("bfloat16", 1e39, r"not a value of bfloat16: got 1e\+39, expected a number up to 3.3"),
+            ("bfloat16", 1e39, r"not a value of bfloat16: got 1e\+39, expected a number from -3.3"),
             ("bfloat16", "nan", "got 'nan', expected .*or its bits as '0x' followed by 4 hex"),
             ("bfloat16", 10**400, "got 1000"),
             ("bfloat16", "0x7fc0 ", "4 hexadecimal digits"),
             ("bfloat16", True, "got True"),
-            ("float8_e8m0fnu", 0, "or '-Infinity', provided that the data type has that"),
-            ("float8_e4m3fn", 449, "got 449, expected a number up to 448"),
+            ("float8_e8m0fnu", 0, "expected a number from 5.8.* to 1.7.*, 'NaN', or its bits"),
+            (
+                "float8_e4m3fn",
+                449,
+                "got 449, expected a number from -448.0 to 448.0, 'NaN', or its",
+            ),
+            ("float8_e4m3fn", "Infinity", "expected a number from -448.0 to 448.0, 'NaN', or its"),
+            ("float4_e2m1fn", "NaN", "expected a number from -6.0 to 6.0, or its bits"),
+            ("float8_e5m2", 1e9, "57344.0, 'NaN', 'Infinity', '-Infinity', or its bits"),
             ("int4", 8, "not a value of int4: got 8, expected an integer from -8 to 7"),
             ("uint4", -1, "got -1, expected an integer from 0 to 15"),
             ("complex_float16", [1], r"got \[1\], expected a list of its real and imaginary part"),

@@ -17,6 +17,7 @@ from numcodecs_bytes._core.dtypes import (
     name_of_ml_dtype,
     pack_dtype,
 )
+from numcodecs_bytes._core.interrupts import interrupt_of
 
 JSONObject = dict[str, Any]  # metadata, a configuration or settings
 
@@ -51,12 +52,12 @@ def parse_dtype(data: object) -> AnyDType:
         dtype: AnyDType = np.dtype(_from_descr(data))  # type: ignore[call-overload]
     except ImportError:
         raise
-    except Exception as error:  # NumPy raises errors of many types
+    except Exception as error:  # noqa: BLE001 # NumPy raises errors of many types
         raise TypeError(
             f"dtype must be a data type as Zarr v2 writes it, such as '<f8' or "
             f"[['name', '<i4'], ['name', '<f4', [2]]], or a registered name such as 'bfloat16' or "
             f"'r16', got {reprlib.repr(data)} ({error})"
-        ) from error
+        ) from interrupt_of(error)
     check_storable(dtype)
     if any(name_of_ml_dtype(leaf) and not leaf.isnative for leaf in leaf_dtypes(dtype)):
         raise TypeError(

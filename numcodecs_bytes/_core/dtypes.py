@@ -273,8 +273,9 @@ def check_storable(dtype: AnyDType) -> None:
             or leaf.isbuiltin == 2
             or leaf.itemsize > {"f": 8, "c": 16}.get(leaf.kind, leaf.itemsize)
         ):
+            of_strings = "; for variable-length strings use the codecs vlen-utf8 and vlen-bytes"
             raise DataTypeError(
                 f"the bytes codec cannot store data type {dtype}: expected a fixed-size type of "
                 "NumPy (with floats of up to 64 bits), a structure of them, or a registered type "
-                "of ml_dtypes; for variable-length strings use the codecs vlen-utf8 and vlen-bytes"
+                f"of ml_dtypes{of_strings if leaf.hasobject else ''}"
             )

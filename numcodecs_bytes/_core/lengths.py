@@ -13,7 +13,7 @@ from typing import Any
 
 from numcodecs_bytes._core.dtypes import AnyDType
 
-NUM_START_BYTES = 16  # how many of a chunk's first bytes tell by what it is compressed
+NUM_START_BYTES = 96  # how many of a chunk's first bytes tell what it is
 # The end of the message of an error that a read raises.
 FIND_OTHERS = " (`numcodecs-bytes check` finds all such chunks)"
 # What compressed data begin with.
@@ -23,7 +23,21 @@ _STARTS = {
     "bz2": re.compile(rb"BZh[1-9]1AY&SY"),
     "lzma": re.compile(rb"\xfd7zXZ\0"),
 }
-_WEB_PAGE = re.compile(rb"\s*<(!doctype\s+h|html)", re.IGNORECASE)
+# What stands for a file that was not fetched, and what to do.
+_STAND_INS = (
+    (
+        re.compile(rb"\s*<(!doctype\s+h|html)", re.IGNORECASE),
+        "it is a web page, such as a login form: log in at its server, or restore it",
+    ),
+    (
+        re.compile(rb"(\xef\xbb\xbf)?<\?xml[^>]*>\s*<Error>"),
+        "it is an error of an object store, in XML: fetch it again, or restore it",
+    ),
+    (
+        re.compile(rb"version https://git-lfs"),
+        "it is a pointer of Git LFS: fetch the data, with git lfs pull",
+    ),
+)
 # Configurations that decode whatever the codec wrote; for others, zarr needs an empty one.
 _OF_ZARR_V3: dict[str, dict[str, Any]] = {
     "zstd": {"level": 0, "checksum": False},
@@ -60,48 +74,76 @@ def check_length(  # noqa: PLR0913 # what the message says
         )
 
 
-def explain_length(num_bytes: int, expected: int, start: bytes, *, is_reference: bool) -> str:
-    """Return what may be wrong with a chunk of the wrong length, and what to do."""
+def explain_length(
+    num_bytes: int,
+    expected: int,
+    start: bytes,
+    *,
+    is_reference: bool,
+    others_fit: bool | None = None,
+) -> str:
+    """Return what may be wrong with a chunk of the wrong length, and what to do.
+
+    `others_fit` is whether other chunks have the right length; None if that is not known.
+    """
     if not num_bytes and not is_reference:
         return "it is empty: restore or rewrite it"
-    if why := explain_start(start, num_bytes, expected):
+    if why := explain_start(start, num_bytes, expected, others_fit=others_fit):
         return why
     metadata, wrong = (
         "the metadata, or a consolidated copy of them,",
         "the wrong data type, chunk shape or codecs",
     )
-    correct = f"if {metadata} state {wrong}, correct them"
+    correct = f"; if {metadata} state {wrong}, correct them"
     if is_reference:
         return (
             "if the reference is wrong, make the references again; if the file that it points to "
-            f"is truncated, restore that; {correct}"
+            f"is truncated, restore that{'' if others_fit else correct}"
         )
+    if others_fit is False:
+        return f"{metadata} seem to state {wrong}: correct them"
     if num_bytes < expected:
-        return f"if it is truncated, restore or rewrite it; {correct}"
-    return f"{metadata} seem to state {wrong}: correct them"
+        truncated = "it is truncated: " if others_fit else "if it is truncated, "
+        return f"{truncated}restore or rewrite it{'' if others_fit else correct}"
+    damaged = "damaged, or was written by another program: restore or rewrite it"
+    if others_fit:
+        return f"other chunks have the right length, and this one is {damaged}"
+    return (
+        f"if other chunks can be read, this one is {damaged}; otherwise, {metadata} state {wrong}: "
+        "correct them"
+    )
 
 
-def explain_start(start: bytes, num_bytes: int, num_decoded: int) -> str:
-    """Return what a chunk seems to be, given its first bytes, and what to do; or ""."""
-    if why := explain_web_page(start):
+def explain_start(
+    start: bytes, num_bytes: int, num_decoded: int, *, others_fit: bool | None = None
+) -> str:
+    """Return what a chunk seems to be, given its first bytes, and what to do; or "".
+
+    `others_fit` is whether other chunks have the right length; None if that is not known.
+    """
+    if why := explain_stand_in(start):
         return why
     codec = _compressor_of(start, num_bytes, num_decoded)
     if not codec:
         return ""
+    keep = f"it seems to be compressed by {codec}: keep it"
+    by_another = "it was written by another program: decompress or restore it"
+    if others_fit:
+        return f"{keep}; other chunks have the right length, so {by_another}"
     name = codec if codec in _OF_ZARR_V3 else f"numcodecs.{codec}"
     of_v3 = json.dumps({"name": name, "configuration": _OF_ZARR_V3.get(codec, {})})
+    unless = ", and"
+    if others_fit is None:
+        unless = f"; if other chunks can be read, {by_another}; otherwise,"
     return (
-        f"it seems to be compressed by {codec}: keep it, and add that codec to the metadata, in "
-        f'zarr.json as {of_v3} after the codec "bytes", or in .zarray as "compressor": {{"id": '
-        f'"{codec}"}}'
+        f"{keep}{unless} add that codec to the metadata, in zarr.json as {of_v3} after the codec "
+        f'"bytes", or in .zarray as "compressor": {{"id": "{codec}"}}'
     )
 
 
-def explain_web_page(start: bytes) -> str:
-    """Return that a chunk, or a document, is a web page, given its first bytes; or ""."""
-    if not _WEB_PAGE.match(start):
-        return ""
-    return "it is a web page, such as a login form: log in at its server, or restore it"
+def explain_stand_in(start: bytes) -> str:
+    """Return what stands for a chunk, or a document, and what to do, given its start; or ""."""
+    return next((why for pattern, why in _STAND_INS if pattern.match(start)), "")
 
 
 def _compressor_of(start: bytes, num_bytes: int, num_decoded: int) -> str:
@@ -113,7 +155,7 @@ def _compressor_of(start: bytes, num_bytes: int, num_decoded: int) -> str:
         with contextlib.suppress(zlib.error):
             zlib.decompressobj().decompress(start, 1)
             return "zlib"
-    words = [int.from_bytes(start[i : i + 4], "little") for i in range(0, NUM_START_BYTES, 4)]
+    words = [int.from_bytes(start[i : i + 4], "little") for i in range(0, 16, 4)]
     # Its versions, flags and item size; the lengths of decoded data, of a block, of the chunk.
     if start.startswith(b"\2\1") and (words[1] == num_decoded or words[3] == num_bytes):
         return "blosc"

@@ -1,6 +1,7 @@
 """Better errors for what zarr can't read or write: which chunk, and what is wrong with it."""
 
 import asyncio
+import errno
 from asyncio import Future
 from collections.abc import Awaitable, Sequence
 from contextvars import ContextVar
@@ -10,11 +11,13 @@ from zarr.abc.store import RangeByteRequest
 from zarr.storage import StorePath
 
 from numcodecs_bytes._core.catch import async_value_or_error, value_or_error
+from numcodecs_bytes._core.dtypes import EndianError
+from numcodecs_bytes._core.interrupts import interrupt_of
 from numcodecs_bytes._core.lengths import NUM_START_BYTES, LengthError
 from numcodecs_bytes._pipeline.array_access import ArrayAccess
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.shards import REMEDY, LayoutOf, ShardLayout
-from numcodecs_bytes._read.chunk_read import chunk_reads
+from numcodecs_bytes._plan.shards import NO_INDEX_ENDIAN, REMEDY, LayoutOf, ShardLayout
+from numcodecs_bytes._read.chunk_read import ChunkRead, chunk_reads
 from numcodecs_bytes._sources.stores import is_in_shard, only_states_lengths, states_lengths
 from numcodecs_bytes._zarr_api.batch_items import ChunkRequest
 from numcodecs_bytes._zarr_api.names import add_name, add_note
@@ -22,9 +25,9 @@ from numcodecs_bytes._zarr_api.names import add_name, add_note
 T = TypeVar("T")
 Doing = Literal["reading", "writing"]
 
-# How many chunks are asked for their length after an error, so that with the one that may have to
-# be fetched, an error costs at most a dozen requests (with last bytes, two dozen).
-_NUM_LENGTHS = 11
+# How many chunks are asked for their length after an error, so that with the first bytes or all of
+# the wrong one, an error costs at most a dozen requests (with last bytes, two dozen).
+_NUM_LENGTHS = 10
 
 
 class LengthCheck:
@@ -64,21 +67,33 @@ async def _explain(
         # What is stored of a chunk that is written whole is not read, and may have any length.
         read = [each for each in requests if doing == "reading" or not each.is_complete]
         if wrong := await _find_wrong_length(read[:_NUM_LENGTHS], layout_of):
-            raise LengthError(wrong) from error  # that may be of another chunk
+            # In a write, zarr's error may be about the values instead.
+            is_other = doing == "writing" and not isinstance(error, LengthError)
+            raise LengthError(wrong) from (error if is_other else interrupt_of(error))
     if len(requests) == 1:
         add_name(error, first, doing)
     else:
         name = access.name_of_array(first, spec)
         check = "`numcodecs-bytes check` finds damaged ones"
         add_note(error, f"while {doing} {len(requests)} chunks of {name}; {check}")
-    # Another error says nothing about the data: a store may refuse to write, for example.
-    is_of_data = isinstance(error, ValueError) and (
-        doing == "reading"
-        or isinstance(error, LengthError)
-        or "checksum" in str(value_or_error(str, error))
-    )
-    if is_of_data and isinstance(value_or_error(layout_of, spec), ShardLayout):
+    if not isinstance(value_or_error(layout_of, spec), ShardLayout):
+        return
+    if isinstance(error, EndianError):  # zarr opens an array only if its other codecs have theirs
+        add_note(error, NO_INDEX_ENDIAN)
+    elif _is_of_data(error, doing):
         add_note(error, f"a shard may be damaged: {REMEDY}")
+
+
+def _is_of_data(error: Exception, doing: Doing) -> bool:
+    """Whether an error may come from damaged data; a store may refuse to write, for example."""
+    while isinstance(error, ExceptionGroup):  # of zarr 3.4
+        error = error.exceptions[0]
+    if doing == "reading":
+        # A damaged index may state any offset and length, for which there is no memory.
+        is_wrong_range = isinstance(error, OSError) and error.errno == errno.EINVAL
+        return is_wrong_range or isinstance(error, ValueError | MemoryError | OverflowError)
+    has_wrong_checksum = "checksum" in str(value_or_error(str, error))
+    return isinstance(error, LengthError) or (isinstance(error, ValueError) and has_wrong_checksum)
 
 
 async def _find_wrong_length(requests: Sequence[ChunkRequest], layout_of: LayoutOf) -> str:
@@ -107,10 +122,7 @@ async def _check_lengths(requests: Sequence[ChunkRequest], layout_of: LayoutOf) 
             continue
         if num_bytes:
             if num_bytes != chunk.layout.num_bytes:
-                first = RangeByteRequest(0, min(num_bytes, NUM_START_BYTES))
-                start = await async_value_or_error(byte_getter.get(prototype, first))
-                known = None if isinstance(start, Exception) else start
-                chunk.check_length(num_bytes, known.to_bytes() if known else b"")
+                chunk.check_length(num_bytes, await _start_of(chunk, num_bytes))
             if not only_states_lengths(byte_getter.store):
                 continue
             last = RangeByteRequest(num_bytes - 1, num_bytes)
@@ -122,3 +134,13 @@ async def _check_lengths(requests: Sequence[ChunkRequest], layout_of: LayoutOf) 
         if buffer is not None:
             chunk.check_length(len(buffer), buffer[:NUM_START_BYTES].to_bytes())
         break
+
+
+async def _start_of(chunk: ChunkRead, num_bytes: int) -> bytes:
+    """Return the first bytes of a chunk, also if its server ignores byte ranges; b"" on errors."""
+    byte_getter, prototype = chunk.request.byte_getter, chunk.request.spec.prototype
+    for part in (RangeByteRequest(0, min(num_bytes, NUM_START_BYTES)), None):
+        start = await async_value_or_error(byte_getter.get(prototype, part))
+        if start is not None and not isinstance(start, Exception):
+            return bytes(start[:NUM_START_BYTES].to_bytes())
+    return b""

@@ -40,9 +40,10 @@ CACHED_INNER_CHUNKS = 1 << 8
 
 # What to do if a shard seems to be damaged.
 REMEDY = (
-    "restore it; if the metadata state wrong codecs, correct them; to write all of it again "
-    "discards inner chunks that may be intact"
+    "restore it; if the metadata state wrong codecs, correct them; rewriting the whole shard would "
+    "lose inner chunks that may be intact"
 )
+NO_INDEX_ENDIAN = "the bytes codec in index_codecs has no endian: add it"
 
 MISSING = np.iinfo(np.uint64).max  # offset and length of a missing inner chunk in the index
 

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from numcodecs_bytes._core.catch import value_or_error
+from numcodecs_bytes._core.lengths import LengthError
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.out_selections import OutSelection, out_selection_of, size_of
 from numcodecs_bytes._plan.outcome import (
@@ -23,6 +25,7 @@ from numcodecs_bytes._runtime import traces
 from numcodecs_bytes._sources.files import FileExtent
 from numcodecs_bytes._sources.stores import ChunkLocator, Extent, ObjectExtent, refers_to_files
 from numcodecs_bytes._zarr_api.batch_items import ChunkRequest
+from numcodecs_bytes._zarr_api.file_systems import target_of_chunk
 from numcodecs_bytes._zarr_api.names import name_of_chunk
 from numcodecs_bytes._zarr_api.versions import fill_value_or_default
 
@@ -105,10 +108,17 @@ class ChunkRead:
     def check_length(self, num_bytes: int, start: bytes) -> None:
         """Raise LengthError unless a chunk has the length that its layout gives."""
         layout, byte_getter = self.layout, self.request.byte_getter
-        if isinstance(layout, Layout) and num_bytes != layout.num_bytes:
-            is_reference = refers_to_files(getattr(byte_getter, "store", None))
-            name = name_of_chunk(byte_getter)
-            layout.check_length(num_bytes, name, start, is_reference=is_reference)
+        if not isinstance(layout, Layout) or num_bytes == layout.num_bytes:
+            return
+        store, name = getattr(byte_getter, "store", None), name_of_chunk(byte_getter)
+        target = value_or_error(target_of_chunk, store, getattr(byte_getter, "path", ""))
+        part = None if isinstance(target, Exception) else target[1]
+        if part and num_bytes > part[1]:
+            raise LengthError(
+                f"got {num_bytes} bytes for {name}: the server ignored the byte range and sent the "
+                "whole file; use a server that serves byte ranges, or a local copy"
+            )
+        layout.check_length(num_bytes, name, start, is_reference=refers_to_files(store))
 
     def counts(self) -> traces.Counts:
         """Return what `numcodecs_bytes.trace` counts of the chunk."""

@@ -234,7 +234,7 @@ def read_exactly(descriptor: int, start: int, view: memoryview) -> None:
 
 
 def first_bytes(descriptor: int, start: int, num_bytes: int) -> bytes:
-    """Return the first bytes of a chunk in a file, which tell by what it is compressed."""
+    """Return the first bytes of a chunk in a file, which tell what it is."""
     buffer = bytearray(min(num_bytes, NUM_START_BYTES))
     read_exactly(descriptor, start, memoryview(buffer))
     return bytes(buffer)

@@ -5,10 +5,10 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from numcodecs_bytes._core.dtypes import UInt8Array, UInt64Array
+from numcodecs_bytes._core.dtypes import EndianError, UInt8Array, UInt64Array
 from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._plan.outcome import FetchCounts, ZarrFails
-from numcodecs_bytes._plan.shards import REMEDY, ShardLayout
+from numcodecs_bytes._plan.shards import NO_INDEX_ENDIAN, REMEDY, ShardLayout
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.files import OpenExtent
 from numcodecs_bytes._zarr_api.private_names import decode_index
@@ -27,10 +27,12 @@ CHECKSUM_BYTES = 4  # the last ones of an index
 def index_of(shard: ShardLayout, raw: UInt8Array) -> UInt64Array:
     """Return the index of a shard: offsets and lengths in bytes, shape ``(*grid_shape, 2)``.
 
-    Raises `ZarrFails` if its checksum is wrong.
+    Raises `ZarrFails` if its checksum is wrong, or its codec has no `endian`.
     """
     try:
         return decode_index(shard.codec, raw, shard.grid_shape)
+    except EndianError as error:
+        raise ZarrFails(NO_INDEX_ENDIAN) from error
     except ValueError as error:
         raise_if_of_caller(error)
         raise ZarrFails(f"the index of the shard is damaged: {REMEDY}") from error

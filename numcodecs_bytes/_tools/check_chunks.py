@@ -5,6 +5,7 @@ Chunks are decoded by zarr's own codecs, and take as much memory as they do in z
 
 import contextlib
 import itertools
+import json
 import math
 import os
 import re
@@ -34,8 +35,8 @@ from numcodecs_bytes._core.lengths import (
     FIND_OTHERS,
     NUM_START_BYTES,
     explain_length,
+    explain_stand_in,
     explain_start,
-    explain_web_page,
 )
 from numcodecs_bytes._plan.shards import REMEDY
 from numcodecs_bytes._sources.stores import refers_to_files
@@ -87,6 +88,8 @@ def check_chunks(
         del report.problems[before[0] :]  # they say the same of each chunk
         report.num_problems = before[1]
         report.add_problem(why)
+    else:
+        _explain_lengths(checks, report, found)
     if found.num_unread:
         what = f"{found.num_unread} of {report.num_chunks} members of the zip archive"
         limit = f"the limit is {limits.max_chunk_bytes} bytes"
@@ -102,6 +105,8 @@ class _Found:
     beside: list[Listed] = field(default_factory=list)  # what is no chunk
     first: ChunkCoords | None = None  # the first chunk that can be read
     lengths: set[int | None] = field(default_factory=set)  # None: one can't be read
+    problems: set[str] = field(default_factory=set)  # up to three; "" is of an intact chunk
+    listed: dict[int, StoredChunk] = field(default_factory=dict)  # by the numbers of their problems
     num_unread: int = 0  # how many members of a zip archive are too long to be read
 
     def only_chunks(self, found: Iterator[StoredChunk | Listed]) -> Iterator[StoredChunk]:
@@ -126,9 +131,14 @@ def _check_present(
                 found.first = chunk.chunk_coords
             found.lengths.add(chunk.num_bytes)
             found.num_unread += checks.leaves_unread(chunk)
-            if problem := problems[chunk.chunk_coords]:
-                reference = reference_of(array.store, chunk.key)
+            problem = problems[chunk.chunk_coords]
+            if not problem or len(found.problems) < 2:
+                found.problems.add(problem)
+            if problem:
+                number, reference = len(report.problems), reference_of(array.store, chunk.key)
                 report.add_problem(f"chunk {chunk.key}{reference} {problem}")
+                if len(report.problems) > number:
+                    found.listed[number] = chunk
         report.num_chunks += len(batch)
         if progress is not None:
             progress.update(len(batch))
@@ -136,17 +146,22 @@ def _check_present(
 
 
 def _why_all_are_wrong(checks: "_Checks", num_chunks: int, found: _Found) -> str:
-    """Return what is wrong if all of several chunks have the same wrong length, or ""."""
+    """Return what is wrong if all of several chunks have the same problem, or ""."""
+    if num_chunks == 1:
+        return ""
+    problem = next(iter(found.problems), "") if len(found.problems) == 1 else ""
+    if problem.startswith("can't be read"):
+        return f"each of its {num_chunks} chunks {problem}"
     length = next(iter(found.lengths)) if len(found.lengths) == 1 else None
     has_several_shapes = any(checks.grid.starts)
-    if not length or has_several_shapes or num_chunks == 1 or found.first is None:
+    if not length or has_several_shapes or found.first is None:
         return ""
     array, expected = checks.array, checks.expected_length(found.first)
     if expected in (None, length):
         return ""
     all_hold = f"each of its {num_chunks} chunks holds {length} bytes, expected {expected}"
     key = join(array.path, array.metadata.encode_chunk_key(found.first))
-    if why := explain_start(sync(_start_of(array, key)), length, expected):
+    if why := explain_start(sync(_start_of(array, key)), length, expected, others_fit=False):
         return f"{all_hold}: {why}"
     item_size, rest = divmod(length, math.prod(array.chunks))
     other = ""
@@ -154,6 +169,24 @@ def _why_all_are_wrong(checks: "_Checks", num_chunks: int, found: _Found) -> str
         if array.dtype.kind in "iufc" and not rest:
             other = f": {length} bytes are {np.dtype(f'{array.dtype.kind}{item_size}')}"
     return f"{all_hold}; the data type or the chunk shape may be wrong{other}"
+
+
+def _explain_lengths(checks: "_Checks", report: ArrayReport, found: _Found) -> None:
+    """Add to the listed problems of chunks that have the wrong length what to do."""
+    array, is_reference = checks.array, refers_to_files(checks.array.store)
+    others_fit = None if report.num_chunks == 1 else "" in found.problems
+    lengths = checks.expected_lengths(list(found.listed.values()))
+    for (number, chunk), expected in zip(found.listed.items(), lengths, strict=True):
+        if chunk.num_bytes is None or not _problem_with(chunk, expected):
+            continue
+        # A pipe has 0 bytes: reading it might never end.
+        start = sync(_start_of(array, chunk.key if chunk.num_bytes else None))
+        sizes = chunk.num_bytes, expected or 0
+        # If none fits, but they are not compressed, each may be damaged in its own way.
+        why = explain_start(start, *sizes, others_fit=others_fit) or explain_length(
+            *sizes, start, is_reference=is_reference, others_fit=others_fit or None
+        )
+        report.problems[number] += f": {why}"
 
 
 @dataclass(frozen=True)
@@ -190,9 +223,17 @@ class _Checks:
             return None
         return math.prod(self.grid.chunk_shape(chunk_coords)) * self.item_size
 
+    def expected_lengths(self, chunks: list[StoredChunk]) -> list[int | None]:
+        """Return the expected length of each chunk; of Blosc, what their headers say."""
+        if self.is_blosc:
+            headers = [(self.array, chunk) for chunk in chunks]
+            return list(sync(concurrent_map(headers, _length_in_header, concurrency())))
+        return [self.expected_length(chunk.chunk_coords) for chunk in chunks]
+
     def problems_of(self, batch: list[StoredChunk]) -> dict[ChunkCoords, str]:
         """Return the problem of each chunk, or ""."""
-        problems = self._problems_with_lengths(batch)
+        lengths = zip(batch, self.expected_lengths(batch), strict=True)
+        problems = {chunk.chunk_coords: _problem_with(chunk, length) for chunk, length in lengths}
         if self.reads_members:
             intact = [chunk for chunk in batch if not problems[chunk.chunk_coords]]
             members = [chunk for chunk in intact if not self.leaves_unread(chunk)]
@@ -202,25 +243,6 @@ class _Checks:
         if self.decoded is not None:
             to_decode = [coords for coords, problem in problems.items() if not problem]
             problems |= sync(_problems_in(self.decoded, to_decode))
-        return problems
-
-    def _problems_with_lengths(self, batch: list[StoredChunk]) -> dict[ChunkCoords, str]:
-        """Return the problem with the length of each chunk, or ""."""
-        lengths = [self.expected_length(chunk.chunk_coords) for chunk in batch]
-        if self.is_blosc:
-            chunks = [(self.array, chunk) for chunk in batch]
-            lengths = sync(concurrent_map(chunks, _length_in_header, concurrency()))
-        expected = {c.chunk_coords: n for c, n in zip(batch, lengths, strict=True)}
-        problems = {c.chunk_coords: _problem_with(c, expected[c.chunk_coords]) for c in batch}
-        wrong = [c for c in batch if problems[c.chunk_coords] and c.num_bytes is not None]
-        # A pipe has 0 bytes: reading it might never end.
-        keys = [(self.array, chunk.key if chunk.num_bytes else None) for chunk in wrong]
-        starts = sync(concurrent_map(keys, _start_of, concurrency()))
-        is_reference = refers_to_files(self.array.store)
-        for chunk, start in zip(wrong, starts, strict=True):
-            num_bytes, length = chunk.num_bytes or 0, expected[chunk.chunk_coords] or 0
-            why = explain_length(num_bytes, length, start, is_reference=is_reference)
-            problems[chunk.chunk_coords] += f": {why}"
         return problems
 
 
@@ -416,7 +438,7 @@ def _explain_decoding(error: Exception, start: bytes, grid: Grid) -> str:
     text = describe_error(error).removesuffix(FIND_OTHERS)
     if not start:  # the error is the store's
         return text
-    if why := explain_web_page(start):
+    if why := explain_stand_in(start):
         return why
     it = "an inner chunk" if grid.is_sharded else "once decoded, it"
     for pattern, in_words in _IN_WORDS:
@@ -458,8 +480,9 @@ def _report_listing(
     for error in errors:
         report.add_problem(f"a folder of chunks can't be listed: {error}")
     _report_leftovers(array, [each.name for each in beside if each.kind == "leftover"], report)
-    others = [each.name for each in beside if each.kind == "other"]
-    others += _report_misnamed(array, beside, report)
+    misnamed = _report_misnamed(array, beside, report)
+    unread = [each for each in beside if each.kind in ("other", "misnamed")]
+    others = [each.name for each in unread if each not in misnamed]
     num_chunks = report.num_chunks
     if num_chunks == limits.max_chunks:
         report.notes.append(f"{num_chunks} of {num_in_all} chunks were checked")
@@ -469,7 +492,7 @@ def _report_listing(
         num_tried = min(num_in_all, MAX_UNLISTED)
         tried = f"{num_tried} of {num_in_all} names of chunks were tried"
         report.notes.append(f"{tried}: the store lists none")
-    if num_chunks < num_tried == num_in_all:
+    if num_chunks + len(misnamed) < num_tried == num_in_all:
         missing = "others were not found" if errors else "missing ones are read as the fill value"
         report.notes.append(f"{num_chunks} of {num_in_all} chunks are present; the {missing}")
     if others:
@@ -495,16 +518,30 @@ def _report_leftovers(array: AnyArray, names: list[str], report: ArrayReport) ->
     )
 
 
-def _report_misnamed(array: AnyArray, beside: list[Listed], report: ArrayReport) -> list[str]:
-    """Report chunks that have another name; return the names of those that also have their own."""
+def _report_misnamed(array: AnyArray, beside: list[Listed], report: ArrayReport) -> list[Listed]:
+    """Report chunks that are missing, but have another name; return these."""
     misnamed = [each for each in beside if each.kind == "misnamed"]
-    found = chunks_at(array, [each.chunk_coords for each in misnamed])
-    present = {chunk.chunk_coords for chunk in found}
-    for each in misnamed:
-        if each.chunk_coords not in present:
-            key = join(array.path, array.metadata.encode_chunk_key(each.chunk_coords))
-            report.add_problem(
-                f"chunk {key} is missing, but there is {join(array.path, each.name)}: the "
-                "separator or the chunk key encoding in the metadata may be wrong"
-            )
-    return [each.name for each in misnamed if each.chunk_coords in present]
+    present = {each.chunk_coords for each in chunks_at(array, [e.chunk_coords for e in misnamed])}
+    missing = [each for each in misnamed if each.chunk_coords not in present]
+    if missing:
+        name = missing[0].name
+        key = join(array.path, array.metadata.encode_chunk_key(missing[0].chunk_coords))
+        are = "1 chunk is missing, but has" if len(missing) == 1 else "chunks are missing, but have"
+        number = "" if len(missing) == 1 else f"{len(missing)} "
+        report.add_problem(
+            f"{number}{are} another name, such as {join(array.path, name)} instead of {key}: "
+            f"{'rename the files' if report.num_chunks else _how_to_name(array, name)}"
+        )
+    return missing
+
+
+def _how_to_name(array: AnyArray, name: str) -> str:
+    """Return what to write in the metadata of an array, so that a chunk has a name."""
+    encoding = "default" if name.startswith("c") else "v2"
+    separator = "." if "." in name or (encoding == "v2" and "/" not in name) else "/"
+    if array.metadata.zarr_format == 3:
+        named = {"name": encoding, "configuration": {"separator": separator}}
+        return f'write "chunk_key_encoding": {json.dumps(named)} in zarr.json'
+    if encoding == "v2":
+        return f'write "dimension_separator": "{separator}" in .zarray'
+    return "rename the files"

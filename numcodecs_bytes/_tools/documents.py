@@ -17,7 +17,7 @@ from zarr.storage import LocalStore, ZipStore
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._core.lengths import explain_web_page
+from numcodecs_bytes._core.lengths import explain_stand_in
 from numcodecs_bytes._sources.obstore_local import folder_of
 from numcodecs_bytes._zarr_api.file_systems import is_local, unwrapped
 from numcodecs_bytes._zarr_api.private_names import ensure_open
@@ -127,7 +127,7 @@ def document_at(store: Store, key: str) -> Document:
     try:
         return object_of(json.loads(raw), key)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        why = explain_web_page(raw) or error
+        why = explain_stand_in(raw) or error
         return Broken(ValueError(f"{key} is not JSON: {why}"), raw)
     except RecursionError:
         return Broken(ValueError(f"{key} is nested too deeply"))

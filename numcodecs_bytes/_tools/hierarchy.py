@@ -101,6 +101,11 @@ def _visit(store: Store, path: str) -> tuple[_Folder, list[str]]:
             f"it can't be listed: {describe_error(listed)}; if that is forbidden, give the path or "
             "URL of an array, or consolidate metadata"
         ) from listed
+    if not names and (node_type == "group" or document_at(store, join(path, ".zgroup"))):
+        raise OSError(
+            "it is a group whose arrays the store does not list: give the path or URL of an array, "
+            "or consolidate metadata"
+        )
     return _Folder({}, consolidated), [name for name in names if not METADATA.fullmatch(name)]
 
 

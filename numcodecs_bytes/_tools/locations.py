@@ -1,7 +1,6 @@
 """Opens the stores at paths and URLs."""
 
 import bisect
-import contextlib
 import functools
 import importlib.util
 import json
@@ -31,15 +30,42 @@ _NETCDF_3 = _KERCHUNK.format("netCDF3", "NetCDF3ToZarr({file!r}).translate()", "
 _HDF5 = _KERCHUNK.format("hdf", "SingleHdf5ToZarr({file!r}).translate()", "")
 _TIFF = "from tifffile import *; TiffFile({file!r}).aszarr().write_fsspec({to!r}, url={folder!r})"
 _FITS = _KERCHUNK.format("fits", "process_file({file!r})", ", default=bytes.decode")
-# Files that references can point into: what they are, their first bytes, the ends of their names.
-_REFERABLE = (
-    ("a NetCDF-3 file", (b"CDF",), (".nc3",), _NETCDF_3),
-    ("an HDF5 or NetCDF-4 file", (b"\x89HDF",), (".nc", ".nc4", ".h5", ".hdf5"), _HDF5),
-    ("a TIFF file", (b"II*", b"II+", b"MM\0*", b"MM\0+"), (".tif", ".tiff"), _TIFF),
-    ("a FITS file", (b"SIMPLE",), (".fits", ".fit", ".fts"), _FITS),
+# xarray would mask the fill value 0.
+_WITHOUT_FILL_VALUE_0 = (
+    "; import re, pathlib; p = pathlib.Path({to!r}); "
+    "p.write_text(re.sub('(?<=fill_value...) ?0([.]0)?(?=,)', 'null', p.read_text()))"
 )
+# Files that references can point into: what they are, their first bytes, the packages that make
+# references, and how.
+_REFERABLE = (
+    ("a NetCDF-3 file", (b"CDF",), "kerchunk scipy", _NETCDF_3),
+    ("an HDF5 or NetCDF-4 file", (b"\x89HDF",), "kerchunk h5py", _HDF5 + _WITHOUT_FILL_VALUE_0),
+    (
+        "a TIFF file",
+        (b"II*", b"II+", b"MM\0*", b"MM\0+"),
+        "tifffile zarr",
+        _TIFF + _WITHOUT_FILL_VALUE_0,
+    ),
+    ("a FITS file", (b"SIMPLE",), "kerchunk astropy", _FITS + _WITHOUT_FILL_VALUE_0),
+)
+_REFERABLE_NAME = re.compile(r"[.](nc[34]?|h5|hdf5|tiff?|fits?|fts)$", re.IGNORECASE)
 _WRITABLE = "migrate needs a folder, or a URL that fsspec can write to, with Zarr v2 metadata"
-_PAGE = "in docs/recipes.md"
+_SCALED_LINES = """this is a FITS image with BZERO, which references can't express: read parts with
+astropy (pip install astropy), which converts only these:
+  from astropy.io import fits
+  part = fits.open({file!r})[0].section[:10]  # or [1], for the first extension"""
+_BINARY_LINES = """this is a file, but neither a zip file nor references, whose name ends in .json;
+if it holds plain numbers, say where they are: these lines do for 1000 x 2000 big-endian float32
+behind a header of 512 bytes (of an ENVI image, the file .hdr says all that):
+  import zarr
+  metadata, shape = {{}}, (1000, 2000)
+  endian = {{"name": "bytes", "configuration": {{"endian": "big"}}}}
+  zarr.create_array(metadata, shape=shape, chunks=shape, dtype="float32", compressors=None,
+                    serializer=endian)
+  references = {{"zarr.json": metadata["zarr.json"].to_bytes().decode()}}
+  references["c/0/0"] = [{url!r}, 512, 1000 * 2000 * 4]  # URL, offset, length in bytes
+  options = {{"fo": references, "remote_protocol": "file"}}
+  array = zarr.open_array("reference://", mode="r", storage_options=options)"""
 _REPOSITORY_LINES = """this is an Icechunk repository at a URL, which you can check from Python
 (if it is not on S3, with icechunk.gcs_storage, azure_storage, http_storage, ...):
   import icechunk
@@ -60,11 +86,7 @@ def open_store(
 
     The arguments are those of `check`. Raises ValueError if the store is to be changed, but can't.
     """
-    if not isinstance(location, Store | str | os.PathLike):
-        raise TypeError(
-            f"expected a store, or the path or URL of one, got {type(location).__name__}: pass "
-            "array.store or group.store, for example"
-        )
+    _check_types(location, storage_options)
     if not read_only and _is_zip(location):  # to interrupt it would lose its contents
         raise ValueError("a zip archive can't be changed: unpack it, migrate, and pack it again")
     if isinstance(location, Store):
@@ -78,8 +100,9 @@ def open_store(
     store = _open_location(location, options, read_only=read_only)
     if not read_only:
         return _with_atomic_writes(store)
-    # An error is raised again when the store is read.
-    if value_or_error(sync, _is_repository(store)) is True:
+    is_repository = value_or_error(sync, _is_repository(store))
+    _refuse_options(is_repository, options)
+    if is_repository is True:  # an error is raised again when the store is read
         folder = location.removeprefix("file://")
         if "://" in folder:
             bucket, _, prefix = folder.rstrip("/").partition("://")[2].partition("/")
@@ -91,6 +114,30 @@ def open_store(
             f"this is not an Icechunk repository, so it has no {next(iter(icechunk_ref))}"
         )
     return store
+
+
+def _check_types(location: object, storage_options: object) -> None:
+    if not isinstance(location, Store | str | os.PathLike):
+        raise TypeError(
+            f"expected a store, or the path or URL of one, got {type(location).__name__}: pass "
+            "array.store or group.store, for example"
+        )
+    if not isinstance(storage_options, dict | None):
+        raise TypeError(
+            f"storage_options must be a dict such as {{'anon': True}}, got {storage_options!r}"
+        )
+
+
+def _refuse_options(error: object, options: JSONObject) -> None:
+    """Raise an error that says which storage options help, if what a store raises is due to these.
+
+    What it returns, if it raises nothing, is ignored.
+    """
+    if type(error).__name__ == "NoCredentialsError":
+        anonymous = "--storage-options '{\"anon\": true}'"
+        raise PermissionError(f"{error}: if the data are public, add {anonymous}")
+    if options and isinstance(error, TypeError) and "unexpected keyword" in str(error):
+        raise ValueError(f"this URL takes no such storage options: {error}")
 
 
 def _with_atomic_writes(store: Store) -> Store:
@@ -141,12 +188,7 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
             raise ValueError(f"kerchunk references are read-only: {_WRITABLE}")
         return _open_references(location, options)
     if is_url:
-        _need("fsspec", "stores")
-        if location.endswith(".zip") and not location.startswith("zip:"):
-            options = {location.partition("://")[0]: options}
-            location = f"zip://::{location}"
-        of_url = zarr.storage.FsspecStore.from_url
-        return of_url(location, storage_options=options, read_only=read_only)
+        return _open_url(location, options, read_only=read_only)
     if options:
         raise ValueError(
             "storage options are for URLs and kerchunk references, not for local files"
@@ -158,6 +200,24 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
     return zarr.storage.LocalStore(path, read_only=read_only)
 
 
+def _open_url(url: str, options: JSONObject, *, read_only: bool) -> Store:
+    _need("fsspec", "stores")
+    if _REFERABLE_NAME.search(url):  # fsspec takes a file for an empty folder
+        _refuse_referable(url, _start_of_url(url, options))
+    if url.endswith(".zip") and not url.startswith("zip:"):
+        options = {url.partition("://")[0]: options}
+        url = f"zip://::{url}"
+    of_url = zarr.storage.FsspecStore.from_url
+    store = value_or_error(of_url, url, storage_options=options, read_only=read_only)
+    if isinstance(store, Exception):
+        if "range requests" in str(store):  # its advice is for other callers
+            raise ValueError("the server serves no byte ranges: download the zip file") from store
+        raise store
+    if (path := local_path(store, "")) is not None:
+        _is_file(path)  # zarr would find nothing where there is no such folder
+    return store
+
+
 def _is_file(path: Path) -> bool:
     """Whether a path is a file, not a folder; an error if it is neither, or can't be known.
 
@@ -166,7 +226,12 @@ def _is_file(path: Path) -> bool:
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise FileNotFoundError(f"there is no such file or folder: {path}") from error
+        hint = ""
+        if str(path).startswith("~"):
+            hint = "; shells replace ~ only if it is not quoted"
+        elif scheme := re.match("([a-z][a-z0-9]+):", str(path)):
+            hint = f"; if this is a URL, it begins with {scheme[1]}://"
+        raise FileNotFoundError(f"there is no such file or folder: {path}{hint}") from error
 
 
 def _is_zip(location: Store | str | Path) -> bool:
@@ -181,10 +246,8 @@ def _open_zip(location: str) -> Store:
         start = file.read(8)
         is_scaled = start.startswith(b"SIMPLE") and _is_scaled(file)
     if is_scaled:
-        what = "a FITS image with BZERO"
-        raise ValueError(f'this is {what}: see the recipe "How do I read {what}?" {_PAGE}')
-    if advice := advise_references(location, start):
-        raise ValueError(advice)
+        raise ValueError(_SCALED_LINES.format(file=str(Path(location).resolve())))
+    _refuse_referable(location, start)
     if not start or start.startswith(b"PK\5\6"):  # the end of an archive
         what = "zip archive" if start else "file"
         raise ValueError(f"the {what} is empty: expected an archive with zarr.json or .zarray")
@@ -196,11 +259,8 @@ def _open_zip(location: str) -> Store:
         if node := next(filter(_is_node, Path(location).parents), None):
             what = "this is a file in a Zarr array or group"
             raise ValueError(f"{what}: give its folder, {node}") from error
-        raise ValueError(
-            "this is a file, but neither a zip file nor references, whose name must end in .json: "
-            'see the recipes "How do I read an ENVI image?" and "How do I read a raw binary file?" '
-            f"{_PAGE}"
-        ) from error
+        url = Path(location).resolve().as_uri()
+        raise ValueError(_BINARY_LINES.format(url=url)) from error
     return archive
 
 
@@ -223,18 +283,38 @@ def _is_scaled(file: BinaryIO) -> bool:
     return False
 
 
-def advise_references(location: str, start: bytes = b"") -> str:
-    """Return how to make references to a file, known by its first bytes or its name; or ""."""
-    for what, starts, ends, template in _REFERABLE:
-        if start.startswith(starts) or (not start and location.lower().endswith(ends)):
-            file = location if "://" in location else Path(location).resolve().as_posix()
-            folder, _, name = file.rpartition("/")
-            to = f"{name.rpartition('.')[0] or name}.json"
-            code = template.format(file=file, folder=folder, to=to)
-            # Windows knows only double quotes; in these, other shells expand some characters.
-            line = shlex.quote(code) if re.search(r'["$`\\!]', code) else f'"{code}"'
-            return f"this is {what}, not Zarr: make references first:\n  python -c {line}"
-    return ""
+def _refuse_referable(location: str, start: bytes) -> None:
+    """Raise ValueError that says how to make references to a file, known by its first bytes."""
+    for what, starts, packages, template in _REFERABLE:
+        if not start.startswith(starts):
+            continue
+        is_url = "://" in location
+        file = location if is_url else Path(location).resolve().as_posix()
+        folder, _, name = file.rpartition("/")
+        to = f"{name.rpartition('.')[0] or name}.json"
+        code = template.format(file=file, folder=folder, to=to)
+        if is_url and template.startswith(_TIFF):  # tifffile itself opens no URLs
+            opened = f"TiffFile(fsspec.open({file!r}).open())"
+            code = "import fsspec; " + code.replace(f"TiffFile({file!r})", opened)
+        # Windows knows only double quotes; in these, other shells expand some characters.
+        line = shlex.quote(code) if re.search(r'["$`\\!]', code) else f'"{code}"'
+        raise ValueError(
+            f"this is {what}, not Zarr: make references first (pip install {packages}):\n"
+            f"  python -c {line}"
+        )
+
+
+def _start_of_url(url: str, options: JSONObject) -> bytes:
+    """Return the first bytes of a file at a URL; none if it can't be read."""
+    import fsspec
+
+    def read() -> bytes:
+        source: Any = fsspec.open(url, **options)
+        with source as file:
+            return bytes(file.read(8))
+
+    start = value_or_error(read)
+    return b"" if isinstance(start, Exception) else start
 
 
 class References(zarr.storage.FsspecStore):
@@ -298,9 +378,17 @@ def _read_references(location: str, options: JSONObject) -> JSONObject:
     import fsspec
 
     source: Any = fsspec.open(location, **options)
-    document: object = None
-    with source as file, contextlib.suppress(ValueError, RecursionError):
-        document = json.load(file)
+
+    def load() -> object:
+        with source as file:
+            return json.load(file)
+
+    document = value_or_error(load)
+    if isinstance(document, Exception) and not isinstance(document, ValueError | RecursionError):
+        if document.__cause__ is None:
+            raise document
+        why = document.__cause__  # the error itself only names the URL
+        raise OSError(f"the references can't be read: {type(why).__name__}: {why}") from document
     if isinstance(document, dict) and (
         "refs" in document or any(name.endswith(METADATA_NAMES) for name in document)
     ):

@@ -79,7 +79,7 @@ class ArrayReport:
     data_type : str
         NumPy's name, or such as "struct of 3 fields"; empty if zarr can't open the array.
     partial_reads : str
-        "yes", or "no: " and the reason.
+        "yes", or "no: " or "not known: " and the reason.
     num_chunks : int
         Number of chunks, or shards of a sharded array, that were checked.
     problems : list of str
@@ -140,7 +140,8 @@ class Limits:
             if limit is None and name == "max_chunks":
                 continue
             if not isinstance(limit, Integral) or isinstance(limit, bool):
-                raise TypeError(f"{name} must be a whole number, got {limit!r}")
+                what = "whole number of bytes" if name == "max_chunk_bytes" else "whole number"
+                raise TypeError(f"{name} must be a {what}, got {limit!r}")
             if limit < 0:
                 raise ValueError(f"{name} must be at least 0, got {limit!r}")
 

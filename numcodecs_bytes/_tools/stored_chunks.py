@@ -19,6 +19,7 @@ from zarr.storage import StorePath
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.catch import async_value_or_error, value_or_error
+from numcodecs_bytes._core.lengths import NUM_START_BYTES, explain_stand_in
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._sources.files import FileExtent, length_of_file
 from numcodecs_bytes._sources.stores import find_extent, only_states_lengths
@@ -136,8 +137,14 @@ async def _size_of(store: Any, key: str) -> int | None:
     if size and only_states_lengths(store):
         last = RangeByteRequest(size - 1, size)
         end = await store.get(key, default_buffer_prototype(), last)
-        if end is None or len(end) != 1:
+        if end is None or not len(end):
             raise EOFError(f"its {size} bytes reach beyond the end of their object")
+        if len(end) > 1:
+            raise OSError(
+                explain_stand_in(end[:NUM_START_BYTES].to_bytes())
+                or f"the server ignored the byte range, and sent the whole file of {len(end)} "
+                "bytes: download that, or serve it by a server with byte ranges"
+            )
     return size
 
 

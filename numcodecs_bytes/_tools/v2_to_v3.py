@@ -4,6 +4,7 @@ zarr's own `migrate_v2_to_v3` loses the byte order of structures, and rejects th
 filters of bytes such as `shuffle`, and variable-length text and bytes.
 """
 
+import json
 import math
 from typing import Any
 
@@ -16,8 +17,9 @@ from zarr.registry import get_codec_class
 from zarr.storage import MemoryStore, StorePath
 
 from numcodecs_bytes._core.catch import value_or_error
-from numcodecs_bytes._core.configuration import JSONObject
+from numcodecs_bytes._core.configuration import JSONObject, dtype_to_json
 from numcodecs_bytes._core.dtypes import (
+    NATIVE_ENDIAN,
     AnyDType,
     Array,
     has_byte_order,
@@ -25,6 +27,7 @@ from numcodecs_bytes._core.dtypes import (
     leaf_dtypes,
     pack_dtype,
 )
+from numcodecs_bytes._core.lengths import LengthError
 from numcodecs_bytes._tools.arrays import array_of, why_not_opened
 from numcodecs_bytes._tools.reporting import explain_error
 from numcodecs_bytes._tools.stored_chunks import StoredChunk, find_chunks
@@ -44,7 +47,8 @@ def v3_document(old: JSONObject) -> JSONObject:
     metadata = value_or_error(ArrayV2Metadata.from_dict, old)
     if isinstance(metadata, Exception):  # a TypeError, if the configuration of a codec is wrong
         advice = why_not_opened(old) or "if .zarray is damaged, correct or restore it"
-        raise ValueError(f"{explain_error(metadata)}; {advice}") from metadata  # noqa: TRY004
+        why = explain_error(metadata).rstrip(".")
+        raise ValueError(f"{why}; {advice}") from metadata  # noqa: TRY004
     dtype = pack_dtype(metadata.dtype.to_native_dtype())
     filters, serializer, of_bytes = _split_codecs(metadata)
     _refuse_ambiguous_filters(filters, dtype)
@@ -69,10 +73,47 @@ def v3_document(old: JSONObject) -> JSONObject:
         elif is_same:
             return new
     _refuse_mixed_byte_orders(dtype)
+    if isinstance(serializer, Bytes) and not filters:
+        wrong = why_wrong_dtype(serializer, dtype) or why_no_endian(serializer.endian, dtype)
+        if wrong:
+            raise ValueError(f"{wrong}; then run migrate again")
     names = ", ".join(codec.codec_id for codec in (*filters, *of_bytes)) or name
     raise ValueError(
         f"in Zarr v3, {dtype} can't be restored from the codecs {names} {why}: if it can "
         "be read, copy it to an array with other codecs"
+    )
+
+
+def why_no_endian(endian: str | None, dtype: AnyDType) -> str:
+    """Return that a codec `bytes` lacks an `endian`, if the data type needs one, or ""."""
+    if endian is not None or not has_byte_order(dtype):
+        return ""
+    return (
+        f'the bytes codec has no "endian", which {dtype} needs: some implementations assume '
+        "little-endian, others raise an error; add the byte order that it was written with"
+    )
+
+
+def why_wrong_dtype(codec: Bytes, dtype: AnyDType) -> str:
+    """Return what is wrong with the `dtype` of the first filter of an array, or ""."""
+    right = f'"dtype": {json.dumps(dtype_to_json(dtype))}'
+    if codec.dtype is not None:
+        if pack_dtype(codec.dtype) == pack_dtype(dtype):
+            return ""
+        wrong = json.dumps(dtype_to_json(codec.dtype))
+        return (
+            f'the bytes codec has "dtype": {wrong}, which is not that of the array: write {right} '
+            "there in .zarray, and compare some values"
+        )
+    if codec.endian is None or (codec.endian == NATIVE_ENDIAN and dtype.isnative):
+        return ""
+    why = f"the bytes codec has no dtype, which it needs to store {dtype} as {codec.endian}-endian"
+    if codec.endian != NATIVE_ENDIAN:
+        return f"{why}: add {right} to it in .zarray"
+    other = "big" if codec.endian == "little" else "little"
+    return (
+        f"{why}: zarr reads it as {other}-endian; if these values are right, write "
+        f'"endian": "{other}", {right} there in .zarray, otherwise add only the dtype'
     )
 
 
@@ -216,6 +257,8 @@ def compare(store_path: StorePath, old: JSONObject, new: JSONObject) -> None:
         return
     name = f"chunk {arrays[0].metadata.encode_chunk_key(first.chunk_coords)}"
     both = value_or_error(lambda: [np.asarray(a.blocks[first.chunk_coords]) for a in arrays])
+    if isinstance(both, LengthError):  # it names the chunk, and says what helps
+        raise both
     if isinstance(both, Exception):
         why = explain_error(both)
         raise ValueError(f"{name} can't be read: {why}; see numcodecs-bytes check") from both  # noqa: TRY004

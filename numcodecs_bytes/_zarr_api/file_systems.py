@@ -40,3 +40,8 @@ def target_of(reference: Any, file_system: Any) -> tuple[str, tuple[int, int] | 
     if offset < 0 or num_bytes < 0:
         raise ValueError(f"its offset or length is negative: {reference!r}")
     return target, (offset, num_bytes)
+
+
+def target_of_chunk(store: Any, key: str) -> tuple[str, tuple[int, int] | None]:
+    """Return `target_of` the reference to a chunk; raise anything if the store has none."""
+    return target_of(reference_to(store, key), store.fs)

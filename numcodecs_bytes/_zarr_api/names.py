@@ -60,13 +60,11 @@ def name_of_chunk(byte_getter: object) -> str:
 
 def reference_of(store: Any, path: str) -> str:
     """Return what fsspec's reference to a chunk points to, in parentheses, or ""."""
-
-    def target() -> str:
-        url, part = file_systems.target_of(file_systems.reference_to(store, path), store.fs)
-        return f"{part[1]} bytes at offset {part[0]} of {url}" if part else url
-
-    found = value_or_error(target)  # a name is not worth an error
-    return f" ({found})" if isinstance(found, str) else ""
+    found = value_or_error(file_systems.target_of_chunk, store, path)
+    if isinstance(found, Exception):  # a name is not worth an error
+        return ""
+    url, part = found
+    return f" ({part[1]} bytes at offset {part[0]} of {url})" if part else f" ({url})"
 
 
 def name_of_store(store: object) -> str:
@@ -128,8 +126,8 @@ def path_of_array(path: str, num_axes: int, *, has_v2_keys: bool) -> str:
 
 
 def add_name(error: Exception, byte_getter: object, doing: str = "reading", num: int = 1) -> None:
-    """Add a note that names the chunk, or one of `num` chunks, to an error, unless it has one."""
-    if num > 1 and "chunk '" in str(value_or_error(str, error)):  # the error names the chunk itself
+    """Add a note that names the chunk, or one of `num` chunks, to an error that names none."""
+    if "chunk '" in str(value_or_error(str, error)):
         return
     others = f", or another one of {num}" if num > 1 else ""
     add_note(error, f"while {doing} {name_of_chunk(byte_getter)}{others}")

@@ -66,6 +66,14 @@ class TestStorageOptions:
         assert main(["check", *more]) == 1
         assert "holds 3 bytes, expected 4" in capsys.readouterr().out
 
+    def test_data_that_may_be_public(self, s3, monkeypatch):
+        """The answer did not say how to read them."""
+        _, options = s3
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        without_keys = {"client_kwargs": options["client_kwargs"]}
+        with pytest.raises(PermissionError, match="if the data are public, add --storage-options"):
+            paths_in("s3://data/none", storage_options=without_keys)
+
     def test_a_zip_file_at_a_url(self, tmp_path, s3):
         """They are for the server, not for the zip file."""
         client, options = s3

@@ -1,0 +1,57 @@
+"""What messages say of chunks of the wrong length."""
+
+import re
+
+import numcodecs
+import pytest
+
+from numcodecs_bytes._core.lengths import explain_length, explain_stand_in
+
+ZSTD = bytes(numcodecs.Zstd().encode(bytes(80)))
+ADD = (
+    r'add that codec to the metadata, in zarr.json as .* after the codec "bytes", or in .zarray as'
+)
+
+
+@pytest.mark.parametrize(
+    ("start", "num_bytes", "is_reference", "others_fit", "expected"),
+    [
+        (b"", 90, False, None, "if other chunks can be read, this one is damaged, .*; otherwise"),
+        (b"", 90, False, True, "other chunks have the right length, and this one is damaged, or"),
+        (b"", 90, False, False, "the metadata, .* seem to state the wrong data type.*correct them"),
+        (b"", 70, False, None, "if it is truncated, restore .*; if the metadata, .*correct them$"),
+        (b"", 70, False, True, "it is truncated: restore or rewrite it$"),
+        (b"", 70, False, False, "the metadata, .* seem to state"),
+        (b"", 70, True, None, "if the reference is wrong, .*; if the metadata"),
+        (b"", 70, True, True, "if the reference is wrong, .* is truncated, restore that$"),
+        (b"", 0, False, True, "it is empty: restore or rewrite it$"),
+        (ZSTD, 90, False, None, rf".* zstd: keep it; if other .* restore it; otherwise, {ADD}"),
+        (ZSTD, 90, False, True, ".* zstd: keep it; other .* program: decompress or restore it$"),
+        (ZSTD, 90, False, False, rf".* zstd: keep it, and {ADD}"),
+    ],
+)
+def test_one_chunk_among_good_ones(start, num_bytes, is_reference, others_fit, expected):
+    """One that was damaged among good ones was to be mended by changing the metadata of all."""
+    why = explain_length(num_bytes, 80, start, is_reference=is_reference, others_fit=others_fit)
+    assert re.match(expected, why)
+    if others_fit:
+        assert "metadata" not in why
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        (b"\n<!DOCTYPE html><html>", "it is a web page, such as a login form: log in"),
+        (b"<HTML>", "it is a web page, such as a login form: log in"),
+        (b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>', "it is an error of an object"),
+        (b"\xef\xbb\xbf<?xml version='1.0' encoding='utf-8'?><Error>", "it is an error of an obj"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", "it is a pointer of Git LFS: fetch"),
+        (b'<?xml version="1.0"?><data>', ""),
+        (bytes(96), ""),
+    ],
+)
+def test_what_stands_for_a_chunk(start, expected):
+    """An error of S3 and a pointer of Git LFS were said to be of the wrong data type."""
+    why = explain_stand_in(start)
+    assert why.startswith(expected)
+    assert bool(why) == bool(expected)

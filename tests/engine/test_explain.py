@@ -1,0 +1,124 @@
+"""Errors of reads: which chunk, what is wrong with it, and what to do, said once."""
+
+import json
+import traceback
+
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+from helpers import HAS_STRUCT
+from servers import Server, objects_of, references, store_of
+from zarr.codecs import BytesCodec, ShardingCodec
+
+import numcodecs_bytes
+
+
+def said(error):
+    """Return all that Python shows of an error but its frames, one line for each message."""
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    return "\n".join(line for line in lines if not line.startswith(("  ", "Traceback")))
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        (bytes(numcodecs.Zstd().encode(bytes(40))), "it seems to be compressed by zstd: keep it"),
+        (b"<!DOCTYPE html><html>login</html>", "it is a web page, such as a login form: log in"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "it is a pointer of Git LFS"),
+        (bytes(39), "if it is truncated, restore or rewrite it"),
+    ],
+    ids=["zstd", "page", "LFS", "short"],
+)
+@pytest.mark.parametrize("client", ["obstore", "fsspec"])
+@pytest.mark.usefixtures("our_pipeline")
+def test_a_server_that_ignores_byte_ranges(client, stored, expected):
+    """It hid what the chunk is, because its first bytes are asked for by a range."""
+    objects = objects_of("a", np.ones(10), chunks=5) | {"a/c/1": stored}
+    with Server(objects).running() as server:
+        array = zarr.open_array(store_of(client, f"{server.url('all, 200', 't')}/a"), mode="r")
+        for selection in (6, slice(None)):
+            with pytest.raises(ValueError, match=f"'[^ ]*c/1' .* {len(stored)} bytes") as caught:
+                array[selection]
+            text = said(caught.value)
+            assert f"of float64; {expected}" in text
+            assert text.count("holds") == 1  # neither a note nor another traceback repeats it
+            assert "while reading" not in text
+
+
+def test_a_file_of_references_on_a_server_that_ignores_byte_ranges():
+    """To make the references again was advised; the number of bytes was that of the file."""
+    objects = objects_of("a", np.ones(8), chunks=8) | {"file": bytes(356)}
+    with Server(objects).running() as server:
+        url = f"{server.url('all, 200', 't')}/file"
+        array = zarr.open_array(references(url, {"c/0": (100, 64)}, objects["a/zarr.json"]))
+        message = (
+            r"got 356 bytes for chunk 'c/0' \(64 bytes at offset 100 of .*: the server ignored the "
+            "byte range and sent the whole file; use a server that serves byte ranges, or a local"
+        )
+        with pytest.raises(ValueError, match=message) as caught:
+            array[6]
+        assert "again" not in said(caught.value)
+
+
+class TestShards:
+    @pytest.fixture
+    def shard(self, tmp_path):
+        """Create an array of one shard of 4 inner chunks, without a checksum; return the shard."""
+        sharding = ShardingCodec(chunk_shape=(4, 4), index_codecs=[BytesCodec()])
+        settings = {"shape": (8, 8), "chunks": (8, 8), "dtype": "u1", "compressors": None}
+        zarr.create_array(tmp_path, serializer=sharding, **settings)[:] = 1
+        return tmp_path / "c/0/0"
+
+    @pytest.mark.skipif(not HAS_STRUCT, reason="zarr 3.1.6 takes the byte order of the machine")
+    @pytest.mark.usefixtures("our_pipeline")
+    def test_an_index_codec_without_endian(self, shard, tmp_path):
+        """An intact shard was said to be damaged."""
+        document = json.loads((tmp_path / "zarr.json").read_text())
+        (sharding,) = document["codecs"]
+        (index_codec,) = sharding["configuration"]["index_codecs"]
+        del index_codec["configuration"]
+        (tmp_path / "zarr.json").write_text(json.dumps(document))
+        array = zarr.open_array(tmp_path)
+        with numcodecs_bytes.trace() as traced, pytest.raises(ValueError, match="endian") as caught:
+            array[3:5]
+        for text in (said(caught.value), str(traced.report())):
+            assert "the bytes codec in index_codecs has no endian: add it" in text
+            assert "damaged" not in text
+
+    @pytest.mark.parametrize("offset_and_length", [(2**63, 16), (0, 2**62), (0, 11), (0, 20)])
+    @pytest.mark.usefixtures("our_pipeline")
+    def test_a_damaged_index_without_a_checksum(self, shard, tmp_path, offset_and_length):
+        """A MemoryError, an OSError or a group of errors did not say what to do."""
+        raw = bytearray(shard.read_bytes())
+        np.frombuffer(raw, "<u8", 8, 64).reshape(4, 2)[0] = offset_and_length
+        self.check_advice(shard, tmp_path, raw)
+
+    @pytest.mark.usefixtures("our_pipeline")
+    def test_a_truncated_one_without_a_checksum(self, shard, tmp_path):
+        self.check_advice(shard, tmp_path, shard.read_bytes()[:-20])
+
+    def check_advice(self, shard, folder, raw):
+        shard.write_bytes(raw)
+        with pytest.raises(Exception, match=".*") as caught:
+            zarr.open_array(folder)[0, 0]
+        where, what = caught.value.__notes__
+        assert where.startswith("while reading chunk 'c/0/0' of LocalStore")
+        assert what.startswith("a shard may be damaged: restore it; ")
+        assert what.endswith("rewriting the whole shard would lose inner chunks that may be intact")
+
+    @pytest.mark.usefixtures("our_pipeline")
+    def test_one_that_may_not_be_read(self, shard):
+        """Says nothing about the data."""
+
+        class Store(zarr.storage.LocalStore):
+            _supports_sync_io = False
+
+            async def get(self, key, *args, **kwargs):
+                if key == "c/0/0":
+                    raise PermissionError(13, "Permission denied")
+                return await super().get(key, *args, **kwargs)
+
+        with pytest.raises(PermissionError) as caught:
+            zarr.open_array(Store(shard.parents[2]))[:]
+        assert "damaged" not in said(caught.value)
