@@ -30,7 +30,7 @@ from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.dtypes import AnyDType
 from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._plan.shards import ShardLayout
+from numcodecs_bytes._plan.shards import NO_INDEX_ENDIAN, ShardLayout
 from numcodecs_bytes._read.remote_object import RemoteObject
 from numcodecs_bytes._sources.files import FileExtent
 from numcodecs_bytes._sources.store_states import state_of
@@ -289,9 +289,10 @@ def _check_v3_codecs(array: AnyArray, document: JSONObject, report: ArrayReport)
         if name not in ("bytes", "endian"):
             is_filtered = is_filtered or name not in ("transpose", "sharding_indexed")
             _check_byte_orders(name, configuration, report)
-        elif is_index or not is_filtered:
-            dtype = np.dtype("u8") if is_index else array.dtype
-            _check_endian(configuration.get("endian"), dtype, report)
+        elif is_index and configuration.get("endian") is None:
+            report.add_problem(NO_INDEX_ENDIAN)
+        elif not is_index and not is_filtered:
+            _check_endian(configuration.get("endian"), array.dtype, report)
 
 
 def _check_byte_orders(name: str, configuration: JSONObject, report: ArrayReport) -> None:

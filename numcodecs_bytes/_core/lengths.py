@@ -59,15 +59,20 @@ def check_length(  # noqa: PLR0913 # what the message says
     *,
     start: Any = b"",
     is_reference: bool = False,
+    may_be_inner: bool = False,
 ) -> None:
     """Raise LengthError unless `num_bytes` is the length of a chunk of this shape and dtype.
 
-    `start` is a buffer of the chunk, or of its first bytes, if these are known.
+    `start` is a buffer of the chunk, or of its first bytes, if these are known; `may_be_inner` says
+    that the chunk may be one in a shard.
     """
     expected = math.prod(shape) * stored.itemsize
     if num_bytes != expected:
         start = bytes(start[:NUM_START_BYTES])
-        why = explain_length(num_bytes, expected, start, is_reference=is_reference)
+        if may_be_inner:
+            why = explain_stand_in(start) or _explain_inner(start, num_bytes, expected)
+        else:
+            why = explain_length(num_bytes, expected, start, is_reference=is_reference)
         raise LengthError(
             f"{name} holds {num_bytes} bytes, expected {expected} for shape {shape} of {dtype}; "
             f"{why}{FIND_OTHERS}"
@@ -138,6 +143,22 @@ def explain_start(
     return (
         f"{keep}{unless} add that codec to the metadata, in zarr.json as {of_v3} after the codec "
         f'"bytes", or in .zarray as "compressor": {{"id": "{codec}"}}'
+    )
+
+
+def _explain_inner(start: bytes, num_bytes: int, num_decoded: int) -> str:
+    """Return what may be wrong if it is not known whether a chunk is an inner chunk of a shard."""
+    if codec := _compressor_of(start, num_bytes, num_decoded):
+        return (
+            f"it seems to be compressed by {codec}: keep it; if other chunks can be read, restore "
+            "it; otherwise, add that codec to the metadata, in a shard to the `codecs` in the "
+            "configuration of sharding_indexed"
+        )
+    # To rewrite a shard whose index is taken for another loses the inner chunks that are intact.
+    return (
+        "if it is damaged, restore it; if the metadata, or a consolidated copy of them, state the "
+        "wrong data type, chunk shape, codecs or, of a shard, index_codecs or index_location, "
+        "correct them; write nothing to it before"
     )
 
 

@@ -40,8 +40,8 @@ CACHED_INNER_CHUNKS = 1 << 8
 
 # What to do if a shard seems to be damaged.
 REMEDY = (
-    "restore it; if the metadata state wrong codecs, correct them; rewriting the whole shard would "
-    "lose inner chunks that may be intact"
+    "restore it; if the metadata state wrong codecs, a wrong index_location or inner chunk shape, "
+    "correct them; write nothing to it before, which would lose inner chunks that may be intact"
 )
 NO_INDEX_ENDIAN = "the bytes codec in index_codecs has no endian: add it"
 

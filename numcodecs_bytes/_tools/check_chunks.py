@@ -30,15 +30,22 @@ from zarr.storage import ZipStore
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.catch import async_value_or_error
-from numcodecs_bytes._core.dtypes import Array, leaf_dtypes, pack_dtype, stored_dtype
+from numcodecs_bytes._core.dtypes import (
+    Array,
+    EndianError,
+    leaf_dtypes,
+    pack_dtype,
+    stored_dtype,
+)
 from numcodecs_bytes._core.lengths import (
     FIND_OTHERS,
     NUM_START_BYTES,
+    LengthError,
     explain_length,
     explain_stand_in,
     explain_start,
 )
-from numcodecs_bytes._plan.shards import REMEDY
+from numcodecs_bytes._plan.shards import NO_INDEX_ENDIAN, REMEDY
 from numcodecs_bytes._sources.stores import refers_to_files
 from numcodecs_bytes._tools.arrays import Grid, array_of
 from numcodecs_bytes._tools.documents import join, local_path
@@ -440,10 +447,13 @@ def _explain_decoding(error: Exception, start: bytes, grid: Grid) -> str:
         return text
     if why := explain_stand_in(start):
         return why
+    if isinstance(error, EndianError) and grid.is_sharded:
+        return NO_INDEX_ENDIAN
     it = "an inner chunk" if grid.is_sharded else "once decoded, it"
     for pattern, in_words in _IN_WORDS:
         text = re.sub(pattern, in_words.format(it=it), text)
-    return f"{text} (the shard may be damaged: {REMEDY})" if grid.is_sharded else text
+    is_explained = isinstance(error, LengthError) or not grid.is_sharded
+    return text if is_explained else f"{text} (the shard may be damaged: {REMEDY})"
 
 
 def _regions_of(

@@ -392,6 +392,8 @@ def _read_references(location: str, options: JSONObject) -> JSONObject:
     if isinstance(document, dict) and (
         "refs" in document or any(name.endswith(METADATA_NAMES) for name in document)
     ):
+        if "refs" in document and "version" not in document:  # fsspec finds nothing in them
+            raise ValueError('these references have no version: add "version": 1 beside "refs"')
         return document
     raise ValueError('this is not a kerchunk reference file, which is a JSON object with "refs"')
 

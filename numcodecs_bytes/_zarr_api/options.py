@@ -126,7 +126,8 @@ write_in_place = Option[WriteMode](
     "numcodecs_bytes.write_in_place", _parse_mode, "True, False or 'require'", unset=False
 )
 OPTIONS = (max_gap_bytes, stores_with_ranges, untested_zarr, write_in_place)
-NAMES = tuple(option.key.partition(".")[2] for option in OPTIONS)
+_KEYS = [option.key for option in OPTIONS]
+NAMES = tuple(key.partition(".")[2] for key in _KEYS)
 _BARE_NAMES = {*NAMES, *[name.replace("_", "-") for name in NAMES]}  # without "numcodecs_bytes."
 
 
@@ -171,8 +172,9 @@ def unknown_keys() -> list[str]:
             continue
         name = name.replace("-", "_")
         if name == "numcodecs_bytes" and isinstance(options, dict):
-            names = [key for key in list(options) if str(key).replace("-", "_") not in NAMES]
-            unknown += [f"numcodecs_bytes.{key}" for key in names]
+            names = [str(key) for key in list(options) if str(key).replace("-", "_") not in NAMES]
+            others = [key for key in names if _letters_of(f"{name}_{key}") not in letters]
+            unknown += [f"numcodecs_bytes.{key}" for key in others]
         elif name == "numcodecs_bytes":
             unknown.append(f"numcodecs_bytes = {options!r}")
         # It is misspelt, or by a single underscore, but not in a variable.
@@ -190,6 +192,16 @@ def did_you_mean(key: str) -> str:
     return f" (did you mean numcodecs_bytes.{meant[0]}?)" if meant else ""
 
 
+def name_options(keys: Sequence[str]) -> str:
+    """Return what the options are, as the end of a sentence, unless it is known what is meant."""
+    if set(keys) <= _MISSPELT.keys():
+        return ""
+    return (
+        f": the options of numcodecs_bytes are keys of zarr's config, {', '.join(_KEYS)} (in "
+        f"environment variables, ZARR_NUMCODECS_BYTES__{NAMES[-1].upper()}, with two underscores)"
+    )
+
+
 def warn_of_unknown_keys() -> None:
     """Log which keys have no effect, once each."""
     keys = tuple(unknown_keys())
@@ -198,13 +210,10 @@ def warn_of_unknown_keys() -> None:
     _warned.add(keys)
     # Logged, because a warning would blame a line of the program, but a file may have set the key.
     logging.getLogger("numcodecs_bytes").warning(
-        "%s %s no effect: the options of numcodecs_bytes are keys of zarr's config, "
-        "numcodecs_bytes.%s (in environment variables, ZARR_NUMCODECS_BYTES__%s, with two "
-        "underscores)",
+        "%s %s no effect%s",
         ", ".join(f"{key}{did_you_mean(key)}" for key in keys),
         "has" if len(keys) == 1 else "have",
-        ", numcodecs_bytes.".join(NAMES),
-        NAMES[-1].upper(),
+        name_options(keys),
     )
 
 

@@ -12,6 +12,7 @@ from servers import Server, objects_of, references, store_of
 from zarr.codecs import BytesCodec, ShardingCodec
 
 import numcodecs_bytes
+from numcodecs_bytes.check import check
 
 
 def said(error):
@@ -105,7 +106,30 @@ class TestShards:
         where, what = caught.value.__notes__
         assert where.startswith("while reading chunk 'c/0/0' of LocalStore")
         assert what.startswith("a shard may be damaged: restore it; ")
-        assert what.endswith("rewriting the whole shard would lose inner chunks that may be intact")
+        assert what.endswith(
+            "; write nothing to it before, which would lose inner chunks that may be intact"
+        )
+
+    @pytest.mark.parametrize(
+        "change", [{}, {"index_location": "start"}], ids=["codecs", "location"]
+    )
+    @pytest.mark.usefixtures("our_pipeline")
+    def test_wrong_metadata_of_the_index(self, tmp_path, change):
+        """To rewrite a shard was advised, and lost the inner chunks: all are intact."""
+        settings = {"shape": (8, 8), "chunks": (4, 4), "shards": (8, 8), "dtype": "f8"}
+        zarr.create_array(tmp_path, compressors=None, **settings)[:] = 1
+        document = json.loads((tmp_path / "zarr.json").read_text())
+        sharding = document["codecs"][0]["configuration"]
+        sharding.update(change or {"index_codecs": sharding["index_codecs"][:1]})
+        (tmp_path / "zarr.json").write_text(json.dumps(document))
+        with pytest.raises(Exception, match=".*") as caught:
+            zarr.open_array(tmp_path)[:]
+        (report,) = check(tmp_path)
+        for text in (said(caught.value), str(report.problems)):
+            assert "write nothing to it before" in text
+            assert "index_location" in text
+            assert "rewrite" not in text
+            assert "empty" not in text
 
     @pytest.mark.usefixtures("our_pipeline")
     def test_one_that_may_not_be_read(self, shard):

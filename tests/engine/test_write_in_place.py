@@ -597,7 +597,7 @@ class TestAdvice:
         ):
             damage()
             said = self.refused(zarr.open_array(tmp_path))
-            assert "restore it; if the metadata state wrong codecs, correct them" in said
+            assert "restore it; if the metadata state wrong codecs, a wrong index_loc" in said
 
     def test_for_what_is_read_only(self, tmp_path, monkeypatch):
         """zarr can't write there either."""
