@@ -159,7 +159,7 @@ DAMAGED = {
     "no endian of a structure": (v3(None, STRUCT, [PLAIN], **OF_STRUCT), NO_ENDIAN + "["),
     "no endian of an index behind a filter": (
         v3(None, "int16", [sharded([2], DELTA, BIG, index_codecs=[PLAIN, CRC])]),
-        NO_ENDIAN + "uint64 needs",
+        "the bytes codec in index_codecs has no endian: add it",
     ),
     **{
         f"{codec} of the other byte order": (

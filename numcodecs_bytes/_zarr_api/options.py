@@ -172,9 +172,8 @@ def unknown_keys() -> list[str]:
             continue
         name = name.replace("-", "_")
         if name == "numcodecs_bytes" and isinstance(options, dict):
-            names = [str(key) for key in list(options) if str(key).replace("-", "_") not in NAMES]
-            others = [key for key in names if _letters_of(f"{name}_{key}") not in letters]
-            unknown += [f"numcodecs_bytes.{key}" for key in others]
+            names = [key for key in list(options) if str(key).replace("-", "_") not in NAMES]
+            unknown += [f"numcodecs_bytes.{key}" for key in names]
         elif name == "numcodecs_bytes":
             unknown.append(f"numcodecs_bytes = {options!r}")
         # It is misspelt, or by a single underscore, but not in a variable.
