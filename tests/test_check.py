@@ -57,6 +57,15 @@ ZSTD = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
 BLOSC = numcodecs.Blosc().get_config()
 V3_BLOSC = {"name": "blosc", "configuration": {"typesize": 2, "shuffle": "noshuffle"}}
 DEFAULT_SHARDS = {"name": "sharding_indexed", "configuration": {"chunk_shape": [2]}}
+# What `zarr.create_array` is told of small arrays, but their shape.
+SMALL = {
+    kind: {"chunks": (1,), "dtype": "i1", "compressors": None} | more
+    for kind, more in (
+        ("plain", {}),
+        ("sharded", {"shards": (2,)}),
+        ("zipped", {"compressors": "auto"}),
+    )
+}
 DELTA = {"name": "numcodecs.delta", "configuration": {"dtype": "<i2"}}
 FIELDS = {"fields": [["a", "int16"], ["b", "bool"]]}
 STRUCT = {"name": "struct" if HAS_STRUCT else "structured", "configuration": FIELDS}
@@ -1079,13 +1088,11 @@ class TestKindsOfStores:
         (problem,) = report.problems
         assert problem.startswith("chunk c/1 can't be read: ClientResponseError: 500")
 
-    @pytest.mark.parametrize("kind", ["plain", "sharded", "zipped"])
+    @pytest.mark.parametrize("kind", SMALL)
     def test_a_web_server_that_wants_a_login(self, tmp_path, kind):
         """The data type, the shard or the compressed data was said to be wrong."""
         pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
-        more = {"sharded": {"shards": (2,)}, "zipped": {"compressors": "auto"}}.get(kind, {})
-        settings = {"shape": 4, "chunks": (1,), "dtype": "i1", "compressors": None} | more
-        zarr.create_array(tmp_path / "a", **settings)[:] = 1
+        zarr.create_array(tmp_path / "a", shape=4, **SMALL[kind])[:] = 1
         for names in (["/0", "/1", "/2", "/3"], ["/0"]):
             with serving(tmp_path, 403, dict.fromkeys(names, 200)) as url:
                 (report,) = check(f"{url}/a").values()
@@ -1097,13 +1104,11 @@ class TestKindsOfStores:
         (problem,) = report.problems
         assert problem.startswith("its metadata can't be read: zarr.json is not JSON: it is a web")
 
-    @pytest.mark.parametrize("kind", ["plain", "sharded", "zipped"])
+    @pytest.mark.parametrize("kind", SMALL)
     def test_a_web_server_that_states_lengths_but_forbids_reads(self, tmp_path, kind):
         """Uncompressed arrays had no problems, and were read in part."""
         pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
-        more = {"sharded": {"shards": (2,)}, "zipped": {"compressors": "auto"}}.get(kind, {})
-        settings = {"shape": 2, "chunks": (1,), "dtype": "i1", "compressors": None} | more
-        zarr.create_array(tmp_path / "a", **settings)[:] = 1
+        zarr.create_array(tmp_path / "a", shape=2, **SMALL[kind])[:] = 1
         with serving(tmp_path, 403, {"GET /a/c/0": 403}) as url:
             (report,) = check(f"{url}/a").values()
         (problem,) = report.problems

@@ -158,7 +158,7 @@ def _explain_inner(start: bytes, num_bytes: int, num_decoded: int) -> str:
     return (
         "if it is damaged, restore it; if the metadata, or a consolidated copy of them, state the "
         "wrong data type, chunk shape, codecs or, of a shard, index_codecs or index_location, "
-        "correct them; write nothing to it before"
+        "correct them; until then, write nothing to it"
     )
 
 

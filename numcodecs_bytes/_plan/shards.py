@@ -41,7 +41,7 @@ CACHED_INNER_CHUNKS = 1 << 8
 # What to do if a shard seems to be damaged.
 REMEDY = (
     "restore it; if the metadata state wrong codecs, a wrong index_location or inner chunk shape, "
-    "correct them; write nothing to it before, which would lose inner chunks that may be intact"
+    "correct them; until then, write nothing to it, to keep inner chunks that may be intact"
 )
 NO_INDEX_ENDIAN = "the bytes codec in index_codecs has no endian: add it"
 

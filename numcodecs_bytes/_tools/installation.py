@@ -46,8 +46,10 @@ def report() -> JSONObject:
         ("data types bfloat16, int4, ...", None, why_no_ml_dtypes, ""),
     ]
     for key in (unknown := options.unknown_keys()):
-        why = options.name_options([key]) and f": it is not an option ({', '.join(options.NAMES)})"
-        values[key] = None, f"{key}{options.did_you_mean(key)} has no effect{why}"
+        error = f"{key}{options.did_you_mean(key)} has no effect"
+        if not options.is_misspelt_variable(key):
+            error += f": it is not an option ({', '.join(options.NAMES)})"
+        values[key] = None, error
     return {
         "is_in_use": not any(
             (why_no_parts, why_no_codec, why_no_filter, is_wrong, unknown, unsupported)

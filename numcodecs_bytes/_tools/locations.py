@@ -129,9 +129,9 @@ def _check_types(location: object, storage_options: object) -> None:
 
 
 def _refuse_options(error: object, options: JSONObject) -> None:
-    """Raise an error that says which storage options help, if what a store raises is due to these.
+    """Raise an error that says what helps if the error is due to storage options.
 
-    What it returns, if it raises nothing, is ignored.
+    Anything else, such as the result of a request that succeeded, is left alone.
     """
     if type(error).__name__ == "NoCredentialsError":
         anonymous = "--storage-options '{\"anon\": true}'"

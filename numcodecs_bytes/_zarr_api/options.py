@@ -162,7 +162,8 @@ def classes_not_installed() -> list[str]:
 def unknown_keys() -> list[str]:
     """Return the keys and variables that look like options of this package, but are not."""
     unknown = list(_MISSPELT)
-    letters = " ".join(map(_letters_of, unknown))
+    # Where zarr puts what such a variable sets.
+    of_variables = {name.removeprefix("ZARR_").lower().partition("__")[0] for name in unknown}
     # An untested zarr may have a config of another kind, which refuses such keys by itself.
     config: Any = getattr(zarr.config, "config", {})
     for section, options in list(config.items()):  # which other threads may change
@@ -176,8 +177,8 @@ def unknown_keys() -> list[str]:
             unknown += [f"numcodecs_bytes.{key}" for key in names]
         elif name == "numcodecs_bytes":
             unknown.append(f"numcodecs_bytes = {options!r}")
-        # It is misspelt, or by a single underscore, but not in a variable.
-        elif re.match("numcodecs_byte|numcodec_bytes", name) and _letters_of(name) not in letters:
+        # It is misspelt, or has one underscore.
+        elif re.match("numcodecs_byte|numcodec_bytes", name) and name not in of_variables:
             unknown.append(str(section))
     return unknown
 
@@ -191,14 +192,9 @@ def did_you_mean(key: str) -> str:
     return f" (did you mean numcodecs_bytes.{meant[0]}?)" if meant else ""
 
 
-def name_options(keys: Sequence[str]) -> str:
-    """Return what the options are, as the end of a sentence, unless it is known what is meant."""
-    if set(keys) <= _MISSPELT.keys():
-        return ""
-    return (
-        f": the options of numcodecs_bytes are keys of zarr's config, {', '.join(_KEYS)} (in "
-        f"environment variables, ZARR_NUMCODECS_BYTES__{NAMES[-1].upper()}, with two underscores)"
-    )
+def is_misspelt_variable(key: str) -> bool:
+    """Whether it is an environment variable of which is known what is meant."""
+    return key in _MISSPELT
 
 
 def warn_of_unknown_keys() -> None:
@@ -207,12 +203,16 @@ def warn_of_unknown_keys() -> None:
     if not keys or keys in _warned:
         return
     _warned.add(keys)
+    options = (
+        f": the options of numcodecs_bytes are keys of zarr's config, {', '.join(_KEYS)} (in "
+        f"environment variables, ZARR_NUMCODECS_BYTES__{NAMES[-1].upper()}, with two underscores)"
+    )
     # Logged, because a warning would blame a line of the program, but a file may have set the key.
     logging.getLogger("numcodecs_bytes").warning(
         "%s %s no effect%s",
         ", ".join(f"{key}{did_you_mean(key)}" for key in keys),
         "has" if len(keys) == 1 else "have",
-        name_options(keys),
+        "" if all(map(is_misspelt_variable, keys)) else options,
     )
 
 

@@ -107,7 +107,7 @@ class TestShards:
         assert where.startswith("while reading chunk 'c/0/0' of LocalStore")
         assert what.startswith("a shard may be damaged: restore it; ")
         assert what.endswith(
-            "; write nothing to it before, which would lose inner chunks that may be intact"
+            "; until then, write nothing to it, to keep inner chunks that may be intact"
         )
 
     @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ class TestShards:
             zarr.open_array(tmp_path)[:]
         (report,) = check(tmp_path)
         for text in (said(caught.value), str(report.problems)):
-            assert "write nothing to it before" in text
+            assert "until then, write nothing to it" in text
             assert "index_location" in text
             assert "rewrite" not in text
             assert "empty" not in text
