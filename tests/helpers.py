@@ -154,21 +154,24 @@ def is_called_by_package():
 
 
 def _plain(*args, **options):
-    find_error, function = "FIND_ERROR", "FUNCTION"
+    find_error = "FIND_ERROR"
+    function = "FUNCTION"
     if error := find_error():
         raise error
     return function(*args, **options)
 
 
 def _generator(*args, **options):
-    find_error, function = "FIND_ERROR", "FUNCTION"
+    find_error = "FIND_ERROR"
+    function = "FUNCTION"
     if error := find_error():
         raise error
     return (yield from function(*args, **options))
 
 
 async def _coroutine(*args, **options):
-    find_error, function = "FIND_ERROR", "FUNCTION"
+    find_error = "FIND_ERROR"
+    function = "FUNCTION"
     if error := find_error():
         raise error
     return await function(*args, **options)
@@ -208,9 +211,10 @@ def _replaced(function, find_error):
     original.__kwdefaults__, original.__module__ = function.__kwdefaults__, None
     kind = _coroutine if inspect.iscoroutinefunction(function) else _plain
     kind = _generator if inspect.isgeneratorfunction(function) else kind
-    instead = functools.partial(find_error, function), original
+    instead = {"FIND_ERROR": functools.partial(find_error, function), "FUNCTION": original}
     constants = [
-        instead if each == ("FIND_ERROR", "FUNCTION") else each for each in kind.__code__.co_consts
+        instead[each] if each in ("FIND_ERROR", "FUNCTION") else each
+        for each in kind.__code__.co_consts
     ]
     return kind.__code__.replace(co_consts=tuple(constants))
 

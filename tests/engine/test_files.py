@@ -10,6 +10,7 @@ import math
 import os
 import re
 import socket
+import sys
 import tarfile
 import weakref
 import zipfile
@@ -586,6 +587,8 @@ class TestChecksumsOfMembers:
     @pytest.mark.parametrize("how", ALL)
     def test_a_damaged_one(self, archive, kind, how):
         """Values were wrong, without a word. zarr alone raises an error."""
+        # Since Python 3.14, no checksum is checked of a member in which a read moves on.
+        has_checksum = sys.version_info < (3, 14) or kind != "shards at an edge"
         if how == "lists" and ("edge" in kind or kind == "v2, order F"):
             pytest.skip("zarr does not tell that this is all that the array has of a chunk")
         path, _ = archive
@@ -598,7 +601,8 @@ class TestChecksumsOfMembers:
             path.write_bytes(raw)
             raw[start + position] ^= 0x55
             expected = f"Bad CRC-32 for file {member.filename!r}"
-            assert read_member(path, how, ZARR_ALONE) == expected
+            if has_checksum:
+                assert read_member(path, how, ZARR_ALONE) == expected
             assert read_member(path, how, {}) == expected
 
     @pytest.mark.needs("os.pread")
