@@ -587,10 +587,10 @@ class TestChecksumsOfMembers:
     @pytest.mark.parametrize("how", ALL)
     def test_a_damaged_one(self, archive, kind, how):
         """Values were wrong, without a word. zarr alone raises an error."""
-        # Since Python 3.14, no checksum is checked of a member in which a read moves on.
-        has_checksum = sys.version_info < (3, 14) or kind != "shards at an edge"
         if how == "lists" and ("edge" in kind or kind == "v2, order F"):
             pytest.skip("zarr does not tell that this is all that the array has of a chunk")
+        if kind == "shards at an edge" and sys.version_info >= (3, 14):
+            pytest.skip("zarr reads it in part, and zipfile checks no checksum then any more")
         path, _ = archive
         raw = bytearray(path.read_bytes())
         with zipfile.ZipFile(path) as members:
@@ -601,8 +601,7 @@ class TestChecksumsOfMembers:
             path.write_bytes(raw)
             raw[start + position] ^= 0x55
             expected = f"Bad CRC-32 for file {member.filename!r}"
-            if has_checksum:
-                assert read_member(path, how, ZARR_ALONE) == expected
+            assert read_member(path, how, ZARR_ALONE) == expected
             assert read_member(path, how, {}) == expected
 
     @pytest.mark.needs("os.pread")
