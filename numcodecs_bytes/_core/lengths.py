@@ -9,7 +9,7 @@ import json
 import math
 import re
 import zlib
-from typing import Any
+from typing import Any, Literal
 
 from numcodecs_bytes._core.dtypes import AnyDType
 
@@ -46,6 +46,10 @@ _OF_ZARR_V3: dict[str, dict[str, Any]] = {
 }
 
 
+# What references, if any, say about a chunk: where it is in another file, or all of it.
+Reference = Literal["", "to a file", "inlined"]
+
+
 class LengthError(ValueError):
     """A chunk has the wrong length."""
 
@@ -58,7 +62,7 @@ def check_length(  # noqa: PLR0913 # what the message says
     name: str,
     *,
     start: Any = b"",
-    is_reference: bool = False,
+    reference: Reference = "",
     may_be_inner: bool = False,
 ) -> None:
     """Raise LengthError unless `num_bytes` is the length of a chunk of this shape and dtype.
@@ -72,7 +76,7 @@ def check_length(  # noqa: PLR0913 # what the message says
         if may_be_inner:
             why = explain_stand_in(start) or _explain_inner(start, num_bytes, expected)
         else:
-            why = explain_length(num_bytes, expected, start, is_reference=is_reference)
+            why = explain_length(num_bytes, expected, start, reference=reference)
         raise LengthError(
             f"{name} holds {num_bytes} bytes, expected {expected} for shape {shape} of {dtype}; "
             f"{why}{FIND_OTHERS}"
@@ -84,14 +88,14 @@ def explain_length(
     expected: int,
     start: bytes,
     *,
-    is_reference: bool,
+    reference: Reference,
     others_fit: bool | None = None,
 ) -> str:
     """Return what may be wrong with a chunk of the wrong length, and what to do.
 
     `others_fit` is whether other chunks have the right length; None if that is not known.
     """
-    if not num_bytes and not is_reference:
+    if not num_bytes and not reference:
         return "it is empty: restore or rewrite it"
     if why := explain_start(start, num_bytes, expected, others_fit=others_fit):
         return why
@@ -100,7 +104,9 @@ def explain_length(
         "the wrong data type, chunk shape or codecs",
     )
     correct = f"; if {metadata} state {wrong}, correct them"
-    if is_reference:
+    if reference == "inlined":
+        return f"make the references again{'' if others_fit else correct}"
+    if reference:
         return (
             "if the reference is wrong, make the references again; if the file that it points to "
             f"is truncated, restore that{'' if others_fit else correct}"

@@ -10,7 +10,7 @@ import numpy as np
 from numcodecs_bytes._core.dtypes import AnyDType, Array, byteswap_dtype
 from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
-from numcodecs_bytes._core.lengths import check_length
+from numcodecs_bytes._core.lengths import Reference, check_length
 from numcodecs_bytes._plan.outcome import LeftToZarr
 
 # What codecs raise if they can't convert an element, and what NumPy's warnings may be turned into.
@@ -98,7 +98,7 @@ class Layout:
         )
 
     def check_length(
-        self, num_bytes: int, name: str, start: bytes, *, is_reference: bool = False
+        self, num_bytes: int, name: str, start: bytes, *, reference: Reference = ""
     ) -> None:
         """Raise LengthError unless a chunk of this name has the right length."""
         dtype = self.dtype if self.element_codecs is None else self.stored_dtype
@@ -109,5 +109,5 @@ class Layout:
             self.stored_dtype,
             name,
             start=start,
-            is_reference=is_reference,
+            reference=reference,
         )

@@ -23,7 +23,7 @@ from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._runtime import traces
 from numcodecs_bytes._sources.files import FileExtent
-from numcodecs_bytes._sources.stores import ChunkLocator, Extent, ObjectExtent, refers_to_files
+from numcodecs_bytes._sources.stores import ChunkLocator, Extent, ObjectExtent, kind_of_reference
 from numcodecs_bytes._zarr_api.batch_items import ChunkRequest
 from numcodecs_bytes._zarr_api.file_systems import target_of_chunk
 from numcodecs_bytes._zarr_api.names import name_of_chunk
@@ -111,14 +111,15 @@ class ChunkRead:
         if not isinstance(layout, Layout) or num_bytes == layout.num_bytes:
             return
         store, name = getattr(byte_getter, "store", None), name_of_chunk(byte_getter)
-        target = value_or_error(target_of_chunk, store, getattr(byte_getter, "path", ""))
+        path = getattr(byte_getter, "path", "")
+        target = value_or_error(target_of_chunk, store, path)
         part = None if isinstance(target, Exception) else target[1]
         if part and num_bytes > part[1]:
             raise LengthError(
                 f"got {num_bytes} bytes for {name}: the server ignored the byte range and sent the "
                 "whole file; use a server that serves byte ranges, or a local copy"
             )
-        layout.check_length(num_bytes, name, start, is_reference=refers_to_files(store))
+        layout.check_length(num_bytes, name, start, reference=kind_of_reference(store, path))
 
     def counts(self) -> traces.Counts:
         """Return what `numcodecs_bytes.trace` counts of the chunk."""

@@ -19,6 +19,7 @@ import zarr.codecs.sharding
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath, ZipStore
 
 from numcodecs_bytes._core.catch import value_or_error
+from numcodecs_bytes._core.lengths import Reference
 from numcodecs_bytes._plan.outcome import AlreadyInMemory, LeftToZarr, NoReference, NotOpen
 from numcodecs_bytes._sources.answers import Answer
 from numcodecs_bytes._sources.archives import find_member, open_archive
@@ -34,7 +35,14 @@ from numcodecs_bytes._sources.files import FileExtent, opener_of, path_of_file
 from numcodecs_bytes._sources.obstore_local import folder_of, is_file_name
 from numcodecs_bytes._sources.store_states import state_of
 from numcodecs_bytes._sources.virtualizarr import requests_of
-from numcodecs_bytes._zarr_api.file_systems import is_local, references_of, target_of, unwrapped
+from numcodecs_bytes._zarr_api.file_systems import (
+    is_inlined,
+    is_local,
+    reference_to,
+    references_of,
+    target_of,
+    unwrapped,
+)
 from numcodecs_bytes._zarr_api.names import name_of_class
 from numcodecs_bytes._zarr_api.options import classes_not_installed, stores_with_ranges
 from numcodecs_bytes._zarr_api.private_names import is_open
@@ -116,9 +124,12 @@ def only_states_lengths(store: object) -> bool:
     return has_references or name_of_class(store) == "icechunk.store.IcechunkStore"
 
 
-def refers_to_files(store: object) -> bool:
-    """Whether chunks of a store may be references, or virtual: parts of other files."""
-    return only_states_lengths(store) or _SOURCES.get(name_of_class(store)) is _of_manifest_store
+def kind_of_reference(store: object, key: str) -> Reference:
+    """Return whether a chunk may be a reference, or virtual: a part of another file."""
+    if is_inlined(value_or_error(reference_to, store, key)):
+        return "inlined"
+    has_manifests = _SOURCES.get(name_of_class(store)) is _of_manifest_store
+    return "to a file" if has_manifests or only_states_lengths(store) else ""
 
 
 def may_be_cached(store: object) -> bool:

@@ -3,7 +3,6 @@
 Chunks are decoded by zarr's own codecs, and take as much memory as they do in zarr.
 """
 
-import contextlib
 import itertools
 import json
 import math
@@ -18,7 +17,7 @@ import numcodecs
 import numpy as np
 from numcodecs.compat import ensure_bytes
 from zarr.abc.codec import ArrayBytesCodec, Codec
-from zarr.abc.store import RangeByteRequest
+from zarr.abc.store import RangeByteRequest, Store
 from zarr.codecs import BytesCodec, ShardingCodec, VLenBytesCodec, VLenUTF8Codec
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer, NDBuffer, default_buffer_prototype
@@ -29,7 +28,7 @@ from zarr.core.sync import sync
 from zarr.storage import ZipStore
 from zarr.types import AnyArray
 
-from numcodecs_bytes._core.catch import async_value_or_error
+from numcodecs_bytes._core.catch import async_value_or_error, value_or_error
 from numcodecs_bytes._core.dtypes import (
     Array,
     EndianError,
@@ -46,10 +45,16 @@ from numcodecs_bytes._core.lengths import (
     explain_start,
 )
 from numcodecs_bytes._plan.shards import NO_INDEX_ENDIAN, REMEDY
-from numcodecs_bytes._sources.stores import refers_to_files
+from numcodecs_bytes._sources.stores import kind_of_reference
 from numcodecs_bytes._tools.arrays import Grid, array_of
 from numcodecs_bytes._tools.documents import join, local_path
-from numcodecs_bytes._tools.reporting import ArrayReport, Limits, ProgressBar, describe_error
+from numcodecs_bytes._tools.reporting import (
+    ArrayReport,
+    Limits,
+    ProgressBar,
+    describe_error,
+    describe_failure,
+)
 from numcodecs_bytes._tools.stored_chunks import (
     MAX_UNLISTED,
     ChunkCoords,
@@ -87,16 +92,10 @@ def check_chunks(
     if progress is not None:
         progress.total = (progress.total or 0) + num_in_all
         progress.refresh()
-    before = len(report.problems), report.num_problems
     found = _check_present(checks, report, limits, progress)
     if progress is not None:
         progress.update(num_in_all - report.num_chunks)
-    if why := _why_all_are_wrong(checks, report.num_chunks, found):
-        del report.problems[before[0] :]  # they say the same of each chunk
-        report.num_problems = before[1]
-        report.add_problem(why)
-    else:
-        _explain_lengths(checks, report, found)
+    _report_wrong_chunks(checks, report, found)
     if found.num_unread:
         what = f"{found.num_unread} of {report.num_chunks} members of the zip archive"
         limit = f"the limit is {limits.max_chunk_bytes} bytes"
@@ -105,15 +104,23 @@ def check_chunks(
     return found.first
 
 
+class _Problem(NamedTuple):
+    """What is wrong with a chunk."""
+
+    text: str  # such as "holds 5 bytes, expected 16"
+    is_length: bool = False
+
+
 @dataclass
 class _Found:
-    """What is found of an array, besides the problems of its chunks."""
+    """What is found of an array."""
 
     beside: list[Listed] = field(default_factory=list)  # what is no chunk
     first: ChunkCoords | None = None  # the first chunk that can be read
     lengths: set[int | None] = field(default_factory=set)  # None: one can't be read
-    problems: set[str] = field(default_factory=set)  # up to three; "" is of an intact chunk
-    listed: dict[int, StoredChunk] = field(default_factory=dict)  # by the numbers of their problems
+    kinds: set[str] = field(default_factory=set)  # of problems, up to two
+    wrong: list[tuple[StoredChunk, _Problem]] = field(default_factory=list)  # the first ten
+    num_wrong: int = 0
     num_unread: int = 0  # how many members of a zip archive are too long to be read
 
     def only_chunks(self, found: Iterator[StoredChunk | Listed]) -> Iterator[StoredChunk]:
@@ -124,76 +131,87 @@ class _Found:
             else:
                 self.beside.append(each)
 
+    def add(self, chunk: StoredChunk, problem: _Problem | None) -> None:
+        """Keep what is found of a chunk."""
+        if self.first is None and chunk.error is None:
+            self.first = chunk.chunk_coords
+        self.lengths.add(chunk.num_bytes)
+        if problem is None:
+            return
+        self.num_wrong += 1
+        if len(self.wrong) < 10:
+            self.wrong.append((chunk, problem))
+        if len(self.kinds) < 2:
+            self.kinds.add("" if problem.is_length else problem.text)
+
 
 def _check_present(
     checks: "_Checks", report: ArrayReport, limits: Limits, progress: ProgressBar | None
 ) -> _Found:
-    """Report the problem of each chunk that exists, and return what else is found."""
-    array, found = checks.array, _Found()
-    chunks = itertools.islice(found.only_chunks(find_chunks(array)), limits.max_chunks)
+    """Check each chunk that exists, and return what is found."""
+    found = _Found()
+    chunks = itertools.islice(found.only_chunks(find_chunks(checks.array)), limits.max_chunks)
     while batch := list(itertools.islice(chunks, checks.num_at_once)):
         problems = checks.problems_of(batch)
         for chunk in batch:
-            if found.first is None and chunk.error is None:
-                found.first = chunk.chunk_coords
-            found.lengths.add(chunk.num_bytes)
+            found.add(chunk, problems.get(chunk.chunk_coords))
             found.num_unread += checks.leaves_unread(chunk)
-            problem = problems[chunk.chunk_coords]
-            if not problem or len(found.problems) < 2:
-                found.problems.add(problem)
-            if problem:
-                number, reference = len(report.problems), reference_of(array.store, chunk.key)
-                report.add_problem(f"chunk {chunk.key}{reference} {problem}")
-                if len(report.problems) > number:
-                    found.listed[number] = chunk
         report.num_chunks += len(batch)
         if progress is not None:
             progress.update(len(batch))
     return found
 
 
-def _why_all_are_wrong(checks: "_Checks", num_chunks: int, found: _Found) -> str:
-    """Return what is wrong if all of several chunks have the same problem, or ""."""
-    if num_chunks == 1:
-        return ""
-    problem = next(iter(found.problems), "") if len(found.problems) == 1 else ""
-    if problem.startswith("can't be read"):
-        return f"each of its {num_chunks} chunks {problem}"
-    length = next(iter(found.lengths)) if len(found.lengths) == 1 else None
-    has_several_shapes = any(checks.grid.starts)
-    if not length or has_several_shapes or found.first is None:
-        return ""
-    array, expected = checks.array, checks.expected_length(found.first)
-    if expected in (None, length):
-        return ""
-    all_hold = f"each of its {num_chunks} chunks holds {length} bytes, expected {expected}"
-    key = join(array.path, array.metadata.encode_chunk_key(found.first))
-    if why := explain_start(sync(_start_of(array, key)), length, expected, others_fit=False):
-        return f"{all_hold}: {why}"
-    item_size, rest = divmod(length, math.prod(array.chunks))
-    other = ""
-    with contextlib.suppress(TypeError):  # NumPy has no number of that size
-        if array.dtype.kind in "iufc" and not rest:
-            other = f": {length} bytes are {np.dtype(f'{array.dtype.kind}{item_size}')}"
-    return f"{all_hold}; the data type or the chunk shape may be wrong{other}"
+def _report_wrong_chunks(checks: "_Checks", report: ArrayReport, found: _Found) -> None:
+    """Report what is wrong with each chunk, and what to do; once, if all have the same problem."""
+    array, is_only_one = checks.array, report.num_chunks == 1
+    others_fit = None if is_only_one else found.num_wrong < report.num_chunks
+    # If no chunk fits, but they differ, each may be damaged in its own way.
+    are_alike = others_fit is False and len(found.lengths) == 1
+    expected = checks.expected_lengths([chunk for chunk, _ in found.wrong])
+    advice = [
+        _advice_on_length(array, chunk, length or 0, others_fit=others_fit, are_alike=are_alike)
+        if problem.is_length
+        else ""
+        for (chunk, problem), length in zip(found.wrong, expected, strict=True)
+    ]
+    names = [f"{chunk.key}{reference_of(array.store, chunk.key)}" for chunk, _ in found.wrong]
+    texts = [problem.text for _, problem in found.wrong]
+    if others_fit is False and len(found.kinds) == 1 and len(set(advice)) == 1:
+        all_of_them = f"each of its {found.num_wrong} chunks"
+        what = f"{all_of_them}, such as {names[0]}, {texts[0]}"
+        if len(set(texts)) > 1:
+            what = f"{all_of_them} has the wrong length, such as {names[0]}, which {texts[0]}"
+        report.add_problem(what + advice[0])
+        return
+    for name, text, why in zip(names, texts, advice, strict=True):
+        report.add_problem(f"chunk {name} {text}{why}")
+    report.num_problems += found.num_wrong - len(found.wrong)
 
 
-def _explain_lengths(checks: "_Checks", report: ArrayReport, found: _Found) -> None:
-    """Add to the listed problems of chunks that have the wrong length what to do."""
-    array, is_reference = checks.array, refers_to_files(checks.array.store)
-    others_fit = None if report.num_chunks == 1 else "" in found.problems
-    lengths = checks.expected_lengths(list(found.listed.values()))
-    for (number, chunk), expected in zip(found.listed.items(), lengths, strict=True):
-        if chunk.num_bytes is None or not _problem_with(chunk, expected):
-            continue
-        # A pipe has 0 bytes: reading it might never end.
-        start = sync(_start_of(array, chunk.key if chunk.num_bytes else None))
-        sizes = chunk.num_bytes, expected or 0
-        # If none fits, but they are not compressed, each may be damaged in its own way.
-        why = explain_start(start, *sizes, others_fit=others_fit) or explain_length(
-            *sizes, start, is_reference=is_reference, others_fit=others_fit or None
-        )
-        report.problems[number] += f": {why}"
+def _advice_on_length(
+    array: AnyArray, chunk: StoredChunk, expected: int, *, others_fit: bool | None, are_alike: bool
+) -> str:
+    """Return what may be wrong with a chunk of the wrong length, and what to do."""
+    num_bytes = chunk.num_bytes or 0
+    # A pipe has 0 bytes: reading it might never end.
+    start = sync(_start_of(array, chunk.key if num_bytes else None))
+    if why := explain_start(start, num_bytes, expected, others_fit=others_fit):
+        return f": {why}"
+    reference = kind_of_reference(array.store, chunk.key)
+    fits = others_fit or (False if are_alike else None)
+    why = explain_length(num_bytes, expected, start, reference=reference, others_fit=fits)
+    return f": {why}{_dtype_of_length(array, num_bytes) if are_alike else ''}"
+
+
+def _dtype_of_length(array: AnyArray, num_bytes: int) -> str:
+    """Return of which data type the chunks of an array have a length, or ""."""
+    grid = Grid.of(array)
+    item_size, rest = divmod(num_bytes, math.prod(grid.max_chunk_shape))
+    if rest or any(grid.starts) or array.dtype.kind not in "iufc":
+        return ""
+    dtype = value_or_error(np.dtype, f"{array.dtype.kind}{item_size}")
+    return f" ({num_bytes} bytes are {dtype})" if isinstance(dtype, np.dtype) else ""
 
 
 @dataclass(frozen=True)
@@ -237,20 +255,21 @@ class _Checks:
             return list(sync(concurrent_map(headers, _length_in_header, concurrency())))
         return [self.expected_length(chunk.chunk_coords) for chunk in chunks]
 
-    def problems_of(self, batch: list[StoredChunk]) -> dict[ChunkCoords, str]:
-        """Return the problem of each chunk, or ""."""
-        lengths = zip(batch, self.expected_lengths(batch), strict=True)
-        problems = {chunk.chunk_coords: _problem_with(chunk, length) for chunk, length in lengths}
+    def problems_of(self, batch: list[StoredChunk]) -> dict[ChunkCoords, _Problem]:
+        """Return the problems of those chunks that have any."""
+        found: dict[ChunkCoords, _Problem | None] = {}
+        for chunk, expected in zip(batch, self.expected_lengths(batch), strict=True):
+            found[chunk.chunk_coords] = _problem_with(self.array.store, chunk, expected)
         if self.reads_members:
-            intact = [chunk for chunk in batch if not problems[chunk.chunk_coords]]
+            intact = [chunk for chunk in batch if found[chunk.chunk_coords] is None]
             members = [chunk for chunk in intact if not self.leaves_unread(chunk)]
             arguments = [(self.array, chunk) for chunk in members]
-            found = sync(concurrent_map(arguments, _problem_of_member, concurrency()))
-            problems |= {chunk.chunk_coords: why for chunk, why in zip(members, found, strict=True)}
+            of_members = sync(concurrent_map(arguments, _problem_of_member, concurrency()))
+            found |= dict(zip([chunk.chunk_coords for chunk in members], of_members, strict=True))
         if self.decoded is not None:
-            to_decode = [coords for coords, problem in problems.items() if not problem]
-            problems |= sync(_problems_in(self.decoded, to_decode))
-        return problems
+            to_decode = [coords for coords, problem in found.items() if problem is None]
+            found |= sync(_problems_in(self.decoded, to_decode))
+        return {coords: problem for coords, problem in found.items() if problem is not None}
 
 
 def _checks_of(array: AnyArray, codecs: list[str], report: ArrayReport, limits: Limits) -> _Checks:
@@ -376,30 +395,35 @@ async def _length_in_header(array: AnyArray, chunk: StoredChunk) -> int | None:
     return max(chunk.num_bytes, stated)
 
 
-async def _problem_of_member(array: AnyArray, chunk: StoredChunk) -> str:
-    """Return the problem with a member of a zip archive, or "": to read it checks its CRC-32."""
+async def _problem_of_member(array: AnyArray, chunk: StoredChunk) -> _Problem | None:
+    """Return the problem with a member of a zip archive, if any: to read it checks its CRC-32."""
     found = await async_value_or_error(array.store.get(chunk.key, default_buffer_prototype()))
-    return f"can't be read: {describe_error(found)}" if isinstance(found, Exception) else ""
+    return _Problem(describe_failure(found)) if isinstance(found, Exception) else None
 
 
-def _problem_with(chunk: StoredChunk, expected: int | None) -> str:
-    """Return the problem with a chunk's length, or ""; `expected` is None for encoded chunks."""
-    if isinstance(chunk.error, IsADirectoryError):
-        return "is a folder, so zarr reads the fill value: move it away, or correct the separator"
+def _problem_with(store: Store, chunk: StoredChunk, expected: int | None) -> _Problem | None:
+    """Return the problem with a chunk's length, if any; `expected` is None for encoded chunks."""
+    is_reference = bool(kind_of_reference(store, chunk.key))
+    if isinstance(chunk.error, IsADirectoryError) and not is_reference:
+        what = "is a folder, so zarr reads the fill value"
+        return _Problem(f"{what}: move it away, or correct the separator")
     if chunk.error is not None:
-        return f"can't be read: {describe_error(chunk.error)}"
+        return _Problem(describe_failure(chunk.error, is_reference=is_reference))
     if expected is None:
-        return "" if chunk.num_bytes else "holds 0 bytes"
-    is_wrong = chunk.num_bytes != expected
-    return f"holds {chunk.num_bytes} bytes, expected {expected}" if is_wrong else ""
+        return None if chunk.num_bytes else _Problem("holds 0 bytes", is_length=True)
+    if chunk.num_bytes == expected:
+        return None
+    return _Problem(f"holds {chunk.num_bytes} bytes, expected {expected}", is_length=True)
 
 
-async def _problems_in(array: AnyArray, all_coords: list[ChunkCoords]) -> dict[ChunkCoords, str]:
-    """Decode chunks, and return the problems of those that have any."""
+async def _problems_in(
+    array: AnyArray, all_coords: list[ChunkCoords]
+) -> dict[ChunkCoords, _Problem | None]:
+    """Decode chunks, and return the problem of each, or none if there are none."""
 
-    async def problems_in(run: list[ChunkCoords]) -> dict[ChunkCoords, str]:
+    async def problems_in(run: list[ChunkCoords]) -> dict[ChunkCoords, _Problem | None]:
         # To decode chunks together takes a fraction of the time.
-        if len(run) > 1 and not await _problem_in(array, run):
+        if len(run) > 1 and await _problem_in(array, run) is None:
             return {}
         return {coords: await _problem_in(array, [coords]) for coords in run}
 
@@ -420,8 +444,8 @@ def _runs(all_coords: list[ChunkCoords]) -> Iterator[list[ChunkCoords]]:
         yield run
 
 
-async def _problem_in(array: AnyArray, run: list[ChunkCoords]) -> str:
-    """Decode chunks that are next to each other, and return their problem, or ""."""
+async def _problem_in(array: AnyArray, run: list[ChunkCoords]) -> _Problem | None:
+    """Decode chunks that are next to each other, and return their problem, if any."""
     num_invalid = 0
     grid = Grid.of(array)
     for region in _regions_of(array, grid, run[0], run[-1]):
@@ -429,12 +453,12 @@ async def _problem_in(array: AnyArray, run: list[ChunkCoords]) -> str:
         if isinstance(decoded, Exception):
             key = join(array.path, array.metadata.encode_chunk_key(run[0]))
             start = await _start_of(array, key)
-            return f"can't be read: {_explain_decoding(decoded, start, grid)}"
+            return _Problem(f"can't be read: {_explain_decoding(decoded, start, grid)}")
         num_invalid += _count_invalid(np.asarray(decoded))
     if not num_invalid:
-        return ""
+        return None
     are = "that is" if num_invalid == 1 else "that are"
-    return (
+    return _Problem(
         f"holds {plural(num_invalid, 'bool')} {are} neither 0 nor 1: read as true here, and "
         "unchanged by other libraries"
     )

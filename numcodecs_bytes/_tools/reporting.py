@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from http.client import responses
 from importlib.metadata import packages_distributions
 from numbers import Integral
 from traceback import walk_tb
@@ -28,6 +29,26 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, RecursionError):  # its message says nothing about the metadata
         text = "it is nested too deeply"
     return f"{type(error).__name__.lstrip('_')}: {text}".removesuffix(": ")
+
+
+def describe_failure(error: Exception, *, is_reference: bool = False) -> str:
+    """Describe the error with which a store does not return a chunk, and say what helps.
+
+    The chunk, or what a reference to it points to, is named where that is reported.
+    """
+    if type(error).__name__ == "ReferenceNotReachable" and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    status = getattr(error, "status", None)  # of aiohttp
+    if is_reference and (isinstance(error, FileNotFoundError) or status in (404, 410)):
+        return "can't be read: its file is missing: restore it, or make the references again"
+    if is_reference and isinstance(error, IsADirectoryError):
+        return "can't be read: its file is a folder: make the references again"
+    if not isinstance(status, int):
+        return f"can't be read: {describe_error(error)}"
+    what = f"can't be read: the server answers {status} ({responses.get(status, 'unknown')})"
+    if status in (401, 403):
+        return f"{what}: log in, or give credentials in the storage options"
+    return f"{what}: try again later" if status >= 500 else what
 
 
 def explain_error(error: Exception) -> str:

@@ -26,7 +26,12 @@ from numcodecs_bytes._sources.stores import find_extent, only_states_lengths
 from numcodecs_bytes._tools.arrays import Grid
 from numcodecs_bytes._tools.documents import METADATA, join, local_path, walk
 from numcodecs_bytes._tools.reporting import describe_error
-from numcodecs_bytes._zarr_api.file_systems import reference_to, references_of, target_of
+from numcodecs_bytes._zarr_api.file_systems import (
+    is_inlined,
+    reference_to,
+    references_of,
+    target_of,
+)
 
 ChunkCoords = tuple[int, ...]
 
@@ -130,7 +135,7 @@ async def _size_of(store: Any, key: str) -> int | None:
         reference = reference_to(store, key)
         if reference is None and f"{store.path}/{key}".strip("/") not in references_of(store):
             return None
-        if isinstance(reference, str | bytes):  # it holds the chunk itself
+        if is_inlined(reference):
             return len(await store.get(key, default_buffer_prototype()))
         target_of(reference, store.fs)  # raises an error if it is malformed
     size = int(await store.getsize(key))

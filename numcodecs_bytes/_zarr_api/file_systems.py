@@ -25,6 +25,11 @@ def reference_to(store: Any, key: str) -> Any:
     return references_of(store).get(f"{store.path}/{key}".strip("/"))
 
 
+def is_inlined(reference: object) -> bool:
+    """Whether a reference is the chunk itself."""
+    return isinstance(reference, str | bytes)
+
+
 def target_of(reference: Any, file_system: Any) -> tuple[str, tuple[int, int] | None]:
     """Return the URL of a reference, and the offset and length of a part of that, if it has them.
 

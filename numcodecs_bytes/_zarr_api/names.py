@@ -60,6 +60,9 @@ def name_of_chunk(byte_getter: object) -> str:
 
 def reference_of(store: Any, path: str) -> str:
     """Return what fsspec's reference to a chunk points to, in parentheses, or ""."""
+    reference = value_or_error(file_systems.reference_to, store, path)
+    if file_systems.is_inlined(reference):
+        return " (inlined in the references)"
     found = value_or_error(file_systems.target_of_chunk, store, path)
     if isinstance(found, Exception):  # a name is not worth an error
         return ""
