@@ -153,7 +153,8 @@ def _migrate(options: argparse.Namespace) -> Iterator[Finding]:
     document = {f"num_{wrong}": numbers[wrong], "nodes": list(map(dataclasses.asdict, nodes))}
     if not nodes:
         text = f"no Zarr v2 metadata in {options.store}: expected .zarray or .zgroup there"
-        yield Finding(Status.PROBLEMS, text, document=document)
+        already = "if zarr opens it, it is Zarr v3 already"
+        yield Finding(Status.PROBLEMS, f"{text}; {already}", document=document)
         return
     listed = [node for node in nodes if options.verbose or node.reasons or node.notes]
     counted = "1 array or group" if len(nodes) == 1 else f"{len(nodes)} arrays and groups"

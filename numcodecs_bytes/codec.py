@@ -249,10 +249,10 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
                 "when decoding, pass an out of that dtype"
             )
 
-    def _check_whole(self, raw: Array, item_size: int, whose: str = "") -> None:
+    def _check_whole(self, raw: Array, item_size: int) -> None:
         if raw.size % item_size:
             raise ValueError(
-                f"the bytes{whose} do not hold a whole number of elements: got {raw.size} bytes, "
+                f"the bytes do not hold a whole number of elements: got {raw.size} bytes, "
                 f"expected a multiple of {item_size} for {self.dtype}; they are truncated, or of "
                 "another data type"
             )
@@ -282,7 +282,9 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
                 f"{out_view.shape} of {out_view.dtype}; pass an out of {self.dtype}"
             )
         memory = as_bytes(out_view)
-        self._check_whole(memory, self.dtype.itemsize, " of out")
+        if memory.size % self.dtype.itemsize:
+            multiple = f"a multiple of {self.dtype.itemsize} for {self.dtype}"
+            raise ValueError(f"out holds {memory.size} bytes, expected {multiple}")
         return memory.view(self.dtype)
 
 
@@ -304,10 +306,10 @@ def _as_array(buf: "ArrayOrBuffer") -> Array:
         return np.asarray(buf)
     try:
         elements: Array = ensure_ndarray(buf)
-    except TypeError as error:
+    except TypeError:
         raise TypeError(
             "expected an array or an object that supports the buffer protocol, got "
-            f"{type(buf).__name__} ({error})"
+            f"{type(buf).__name__}"
         ) from None
     if not isinstance(buf, np.ndarray) and elements.dtype in ("i1", "S1"):
         return elements.view(np.uint8)  # a buffer of single bytes, whatever its format

@@ -449,7 +449,7 @@ def _lost_members(intact: _Intact, document: JSONObject) -> Iterator[str]:
         others = [of_v2[name] for of_v2 in all_of_v2 if name in of_v2]
         if as_json(value) not in map(as_json, others):
             in_v2 = f" ({reprlib.repr(others[0])} in Zarr v2)" if others else ""
-            yield f"attribute {name} {reprlib.repr(value)}{in_v2}"
+            yield f"attribute {name} = {reprlib.repr(value)}{in_v2}"
 
 
 def _intact(documents: _Documents) -> tuple[Broken | None, _Intact]:

@@ -874,7 +874,7 @@ class TestCheck:
             f"{disagree} units is 'm' in .zattrs, missing in zarr.json",
         ]
         (node,) = migrate(tmp_path, overwrite=True)
-        kept = "so it is kept: attribute scale_factor 5 (1 in Zarr v2), attribute of_v3 0; "
+        kept = "so it is kept: attribute scale_factor = 5 (1 in Zarr v2), attribute of_v3 = 0; "
         assert kept in node.reasons[0]
 
     def test_attributes_are_compared_once(self, folder):

@@ -191,6 +191,7 @@ class TestUnknownKeys:
             array[1:2] = 1
         (said,) = caplog.messages
         assert said.startswith(key.removesuffix(".write_in_place"))
+        assert ("(did you mean numcodecs_bytes?)" in said) is ("byte." in key)
         assert "has no effect" in said
 
     @pytest.mark.parametrize(
@@ -200,6 +201,8 @@ class TestUnknownKeys:
             ("NUMCODECS_BYTES_UNTESTED_ZARR", "ZARR_NUMCODECS_BYTES__UNTESTED_ZARR"),
             ("ZARR_NUMCODECSBYTES__MAX_GAP_BYTES", "ZARR_NUMCODECS_BYTES__MAX_GAP_BYTES"),
             ("ZARR_NUMCODEC_BYTES__MAX_GAP_BYTES", "ZARR_NUMCODECS_BYTES__MAX_GAP_BYTES"),
+            ("ZARR_NUMCODECS__MAX_GAP_BYTES", "ZARR_NUMCODECS_BYTES__MAX_GAP_BYTES"),
+            ("ZARR_NUMCODECS_BYTE__MAX_GAP_BYTES", "ZARR_NUMCODECS_BYTES__MAX_GAP_BYTES"),
             ("ZARR_CODEC_PIPELINE_PATH", "ZARR_CODEC_PIPELINE__PATH"),
             ("CODECS__BYTES", "ZARR_CODECS__BYTES"),
         ],

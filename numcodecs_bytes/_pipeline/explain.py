@@ -13,11 +13,11 @@ from zarr.storage import StorePath
 from numcodecs_bytes._core.catch import async_value_or_error, value_or_error
 from numcodecs_bytes._core.dtypes import EndianError
 from numcodecs_bytes._core.interrupts import interrupt_of
-from numcodecs_bytes._core.lengths import NUM_START_BYTES, LengthError
+from numcodecs_bytes._core.lengths import NUM_START_BYTES, LengthError, explain_stand_in
 from numcodecs_bytes._pipeline.array_access import ArrayAccess
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.shards import NO_INDEX_ENDIAN, REMEDY, LayoutOf, ShardLayout
-from numcodecs_bytes._read.chunk_read import ChunkRead, chunk_reads
+from numcodecs_bytes._read.chunk_read import chunk_reads
 from numcodecs_bytes._sources.stores import is_in_shard, only_states_lengths, states_lengths
 from numcodecs_bytes._zarr_api.batch_items import ChunkRequest
 from numcodecs_bytes._zarr_api.names import add_name, add_note
@@ -81,7 +81,9 @@ async def _explain(
     if isinstance(error, EndianError):  # zarr opens an array only if its other codecs have theirs
         add_note(error, NO_INDEX_ENDIAN)
     elif _is_of_data(error, doing):
-        add_note(error, f"a shard may be damaged: {REMEDY}")
+        is_one = is_asked and len(requests) == 1
+        start = await _start_of(requests[0], NUM_START_BYTES) if is_one else b""
+        add_note(error, explain_stand_in(start) or f"a shard may be damaged: {REMEDY}")
 
 
 def _is_of_data(error: Exception, doing: Doing) -> bool:
@@ -122,7 +124,7 @@ async def _check_lengths(requests: Sequence[ChunkRequest], layout_of: LayoutOf) 
             continue
         if num_bytes:
             if num_bytes != chunk.layout.num_bytes:
-                chunk.check_length(num_bytes, await _start_of(chunk, num_bytes))
+                chunk.check_length(num_bytes, await _start_of(chunk.request, num_bytes))
             if not only_states_lengths(byte_getter.store):
                 continue
             last = RangeByteRequest(num_bytes - 1, num_bytes)
@@ -136,9 +138,9 @@ async def _check_lengths(requests: Sequence[ChunkRequest], layout_of: LayoutOf) 
         break
 
 
-async def _start_of(chunk: ChunkRead, num_bytes: int) -> bytes:
+async def _start_of(request: ChunkRequest, num_bytes: int) -> bytes:
     """Return the first bytes of a chunk, also if its server ignores byte ranges; b"" on errors."""
-    byte_getter, prototype = chunk.request.byte_getter, chunk.request.spec.prototype
+    byte_getter, prototype = request.byte_getter, request.spec.prototype
     for part in (RangeByteRequest(0, min(num_bytes, NUM_START_BYTES)), None):
         start = await async_value_or_error(byte_getter.get(prototype, part))
         if start is not None and not isinstance(start, Exception):

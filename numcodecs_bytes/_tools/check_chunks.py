@@ -524,8 +524,8 @@ def _report_listing(
     num_tried = num_in_all
     if num_in_all and any(each.kind == "unlisted" for each in beside):
         num_tried = min(num_in_all, MAX_UNLISTED)
-        tried = f"{num_tried} of {num_in_all} names of chunks were tried"
-        report.notes.append(f"{tried}: the store lists none")
+        tried = f"{num_tried} of {num_in_all} possible chunk names were tried"
+        report.notes.append(f"{tried}, because the store does not list its chunks")
     if num_chunks + len(misnamed) < num_tried == num_in_all:
         missing = "others were not found" if errors else "missing ones are read as the fill value"
         report.notes.append(f"{num_chunks} of {num_in_all} chunks are present; the {missing}")

@@ -20,6 +20,7 @@ from zarr.core.sync import sync
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
+from numcodecs_bytes._core.lengths import NUM_START_BYTES, explain_stand_in
 from numcodecs_bytes._tools.documents import METADATA_NAMES, local_path
 from numcodecs_bytes._zarr_api.file_systems import is_local, unwrapped
 from numcodecs_bytes._zarr_api.private_names import store_in_wrappers
@@ -55,8 +56,8 @@ astropy (pip install astropy), which converts only these:
   from astropy.io import fits
   part = fits.open({file!r})[0].section[:10]  # or [1], for the first extension"""
 _BINARY_LINES = """this is a file, but neither a zip file nor references, whose name ends in .json;
-if it holds plain numbers, say where they are: these lines do for 1000 x 2000 big-endian float32
-behind a header of 512 bytes (of an ENVI image, the file .hdr says all that):
+if it holds plain numbers, say where they are. For 1000 x 2000 big-endian float32 after a header of
+512 bytes (of an ENVI image, the file .hdr says all that), run:
   import zarr
   metadata, shape = {{}}, (1000, 2000)
   endian = {{"name": "bytes", "configuration": {{"endian": "big"}}}}
@@ -207,6 +208,8 @@ def _open_url(url: str, options: JSONObject, *, read_only: bool) -> Store:
     if url.endswith(".zip") and not url.startswith("zip:"):
         options = {url.partition("://")[0]: options}
         url = f"zip://::{url}"
+    if url.startswith("reference:") and "fo" not in options:
+        raise ValueError("give the file or URL of the references instead, whose name ends in .json")
     of_url = zarr.storage.FsspecStore.from_url
     store = value_or_error(of_url, url, storage_options=options, read_only=read_only)
     if isinstance(store, Exception):
@@ -243,10 +246,12 @@ def _is_zip(location: Store | str | Path) -> bool:
 
 def _open_zip(location: str) -> Store:
     with Path(location).open("rb") as file:
-        start = file.read(8)
+        start = file.read(NUM_START_BYTES)
         is_scaled = start.startswith(b"SIMPLE") and _is_scaled(file)
     if is_scaled:
         raise ValueError(_SCALED_LINES.format(file=str(Path(location).resolve())))
+    if why := explain_stand_in(start):
+        raise ValueError(why)
     _refuse_referable(location, start)
     if not start or start.startswith(b"PK\5\6"):  # the end of an archive
         what = "zip archive" if start else "file"
@@ -381,7 +386,10 @@ def _read_references(location: str, options: JSONObject) -> JSONObject:
 
     def load() -> object:
         with source as file:
-            return json.load(file)
+            raw = file.read()
+        if why := explain_stand_in(raw[:NUM_START_BYTES]):
+            raise OSError(why)
+        return json.loads(raw)
 
     document = value_or_error(load)
     if isinstance(document, Exception) and not isinstance(document, ValueError | RecursionError):

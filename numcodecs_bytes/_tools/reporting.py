@@ -44,7 +44,7 @@ def describe_failure(error: Exception, *, is_reference: bool = False) -> str:
     if is_reference and isinstance(error, IsADirectoryError):
         return "can't be read: its file is a folder: make the references again"
     if not isinstance(status, int):
-        return f"can't be read: {describe_error(error)}"
+        return f"can't be read: {explain_error(error)}"
     what = f"can't be read: the server answers {status} ({responses.get(status, 'unknown')})"
     if status in (401, 403):
         return f"{what}: log in, or give credentials in the storage options"

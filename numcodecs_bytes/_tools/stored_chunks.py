@@ -143,12 +143,12 @@ async def _size_of(store: Any, key: str) -> int | None:
         last = RangeByteRequest(size - 1, size)
         end = await store.get(key, default_buffer_prototype(), last)
         if end is None or not len(end):
-            raise EOFError(f"its {size} bytes reach beyond the end of their object")
+            raise OSError(f"its {size} bytes end after the end of the file that they are in")
         if len(end) > 1:
             raise OSError(
                 explain_stand_in(end[:NUM_START_BYTES].to_bytes())
                 or f"the server ignored the byte range, and sent the whole file of {len(end)} "
-                "bytes: download that, or serve it by a server with byte ranges"
+                "bytes: download that, or use a server that supports byte ranges"
             )
     return size
 

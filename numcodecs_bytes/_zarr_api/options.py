@@ -133,8 +133,8 @@ _BARE_NAMES = {*NAMES, *[name.replace("_", "-") for name in NAMES]}  # without "
 
 def _letters_of(variable: str) -> str:
     """Return what is left of a variable's name if it is misspelt by underscores or a prefix."""
-    name = variable.upper().replace("NUMCODEC_", "NUMCODECS_").removeprefix("ZARR_")
-    return name.replace("_", "")
+    letters = variable.upper().removeprefix("ZARR_").replace("_", "")
+    return re.sub("^NUMCODECS?(BYTES?)?", "NUMCODECSBYTES", letters)
 
 
 _OF_ZARR = ("ZARR_CODEC_PIPELINE__PATH", "ZARR_CODECS__BYTES")  # which switch this package off
@@ -188,8 +188,9 @@ def did_you_mean(key: str) -> str:
     if key in _MISSPELT:
         return f" (did you mean {_MISSPELT[key]}?)"
     name = key.replace("-", "_").removeprefix("numcodecs_bytes").lstrip("._")
-    meant = difflib.get_close_matches(name, NAMES, n=1)
-    return f" (did you mean numcodecs_bytes.{meant[0]}?)" if meant else ""
+    if meant := difflib.get_close_matches(name, NAMES, n=1):
+        return f" (did you mean numcodecs_bytes.{meant[0]}?)"
+    return " (did you mean numcodecs_bytes?)" if name.startswith("numcodec") else ""
 
 
 def is_misspelt_variable(key: str) -> bool:

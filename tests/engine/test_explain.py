@@ -99,6 +99,18 @@ class TestShards:
     def test_a_truncated_one_without_a_checksum(self, shard, tmp_path):
         self.check_advice(shard, tmp_path, shard.read_bytes()[:-20])
 
+    @pytest.mark.usefixtures("our_pipeline")
+    def test_what_stands_for_one(self, shard, tmp_path):
+        """A pointer of Git LFS was said to be a shard that may be damaged."""
+        shard.write_bytes(
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n" + bytes(90)
+        )
+        for selection in ((0, 0), ...):
+            with pytest.raises(Exception, match=".*") as caught:
+                zarr.open_array(tmp_path)[selection]
+            what = caught.value.__notes__[1]
+            assert what == "it is a pointer of Git LFS: fetch the data, with git lfs pull"
+
     def check_advice(self, shard, folder, raw):
         shard.write_bytes(raw)
         with pytest.raises(Exception, match=".*") as caught:
