@@ -1158,7 +1158,7 @@ class TestKindsOfStores:
         ],
     )
     def test_references_to_what_a_server_does_not_serve(self, tmp_path, answer, why):
-        """Each chunk was listed, and its target named twice, but what the server answers was not."""
+        """Each chunk was listed, with its target twice, but without what the server answers."""
         pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
         refs = {".zarray": json.dumps(metadata_v2("<i2", (12,), (4,)))}
         with serving(tmp_path, 403, {f"/file{i}": answer for i in range(3)}) as url:

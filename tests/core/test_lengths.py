@@ -14,25 +14,26 @@ ADD = (
 
 
 @pytest.mark.parametrize(
-    ("start", "num_bytes", "is_reference", "others_fit", "expected"),
+    ("start", "num_bytes", "reference", "others_fit", "expected"),
     [
-        (b"", 90, False, None, "if other chunks can be read, this one is damaged, .*; otherwise"),
-        (b"", 90, False, True, "other chunks have the right length, and this one is damaged, or"),
-        (b"", 90, False, False, "the metadata, .* seem to state the wrong data type.*correct them"),
-        (b"", 70, False, None, "if it is truncated, restore .*; if the metadata, .*correct them$"),
-        (b"", 70, False, True, "it is truncated: restore or rewrite it$"),
-        (b"", 70, False, False, "the metadata, .* seem to state"),
-        (b"", 70, True, None, "if the reference is wrong, .*; if the metadata"),
-        (b"", 70, True, True, "if the reference is wrong, .* is truncated, restore that$"),
-        (b"", 0, False, True, "it is empty: restore or rewrite it$"),
-        (ZSTD, 90, False, None, rf".* zstd: keep it; if other .* restore it; otherwise, {ADD}"),
-        (ZSTD, 90, False, True, ".* zstd: keep it; other .* program: decompress or restore it$"),
-        (ZSTD, 90, False, False, rf".* zstd: keep it, and {ADD}"),
+        (b"", 90, "", None, "if other chunks can be read, this one is damaged, .*; otherwise"),
+        (b"", 90, "", True, "other chunks have the right length, and this one is damaged, or"),
+        (b"", 90, "", False, "the metadata, .* seem to state the wrong data type.*correct them"),
+        (b"", 70, "", None, "if it is truncated, restore .*; if the metadata, .*correct them$"),
+        (b"", 70, "", True, "it is truncated: restore or rewrite it$"),
+        (b"", 70, "", False, "the metadata, .* seem to state"),
+        (b"", 70, "to a file", None, "if the reference is wrong, .*; if the metadata"),
+        (b"", 70, "to a file", True, "if the reference is wrong, .* is truncated, restore that$"),
+        (b"", 70, "inlined", None, "make the references again; if the metadata"),
+        (b"", 0, "", True, "it is empty: restore or rewrite it$"),
+        (ZSTD, 90, "", None, rf".* zstd: keep it; if other .* restore it; otherwise, {ADD}"),
+        (ZSTD, 90, "", True, ".* zstd: keep it; other .* program: decompress or restore it$"),
+        (ZSTD, 90, "", False, rf".* zstd: keep it, and {ADD}"),
     ],
 )
-def test_one_chunk_among_good_ones(start, num_bytes, is_reference, others_fit, expected):
+def test_one_chunk_among_good_ones(start, num_bytes, reference, others_fit, expected):
     """One that was damaged among good ones was to be mended by changing the metadata of all."""
-    why = explain_length(num_bytes, 80, start, is_reference=is_reference, others_fit=others_fit)
+    why = explain_length(num_bytes, 80, start, reference=reference, others_fit=others_fit)
     assert re.match(expected, why)
     if others_fit:
         assert "metadata" not in why

@@ -100,9 +100,11 @@ class TestShards:
         self.check_advice(shard, tmp_path, shard.read_bytes()[:-20])
 
     @pytest.mark.usefixtures("our_pipeline")
-    def test_what_stands_for_one(self, shard, tmp_path):
+    def test_what_stands_for_one(self, tmp_path):
         """A pointer of Git LFS was said to be a shard that may be damaged."""
-        shard.write_bytes(
+        settings = {"shape": (8, 8), "chunks": (4, 4), "shards": (8, 8), "compressors": None}
+        zarr.create_array(tmp_path, dtype="u1", **settings)[:] = 1
+        (tmp_path / "c/0/0").write_bytes(
             b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n" + bytes(90)
         )
         for selection in ((0, 0), ...):
