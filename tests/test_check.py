@@ -51,6 +51,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have a Zarr V3 specification", "ignore:Missing 'endian' for structured"
 )
 LOCATIONS = ["{}", "file://{}", "{}.zip"]
+HEX = "0123456789abcdef" * 2  # in temporary names
 PLAIN, BIG = bytes_codec(), bytes_codec("big")
 CRC = {"name": "crc32c"}
 ZSTD = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
@@ -303,8 +304,8 @@ class TestWrongMetadata:
     @pytest.mark.parametrize(
         ("dtype", "num_bytes", "expected"),
         [
-            ("f8", 32, " (32 bytes are float32)"),
-            ("u2", 64, " (64 bytes are uint64)"),
+            ("f8", 32, " (if the chunk shape (8,) is right, these are float32)"),
+            ("u2", 64, " (if the chunk shape (8,) is right, these are uint64)"),
             ("i4", 24, ""),  # no integers have 3 bytes
             ("i4", 33, ""),
         ],
@@ -629,7 +630,7 @@ class TestAdvice:
         array[:] = 1
         answers = {
             bytes(41): "other chunks have the right length, and this one is damaged",
-            bytes(39): "it is truncated: restore",
+            bytes(39): "it seems to be truncated: restore",
             zstd(bytes(40)): "it seems to be compressed by zstd: keep it; other chunks have the",
         }
         for stored, answer in answers.items():
@@ -689,7 +690,9 @@ class TestChunks:
             assert found.partial_reads == "yes"
             os.truncate(tmp_path / "c/1/0", 5)
             (problem,) = check(tmp_path)[""].problems
-            assert problem.startswith("chunk c/1/0 holds 5 bytes, expected 16: it is truncated")
+            assert problem.startswith(
+                "chunk c/1/0 holds 5 bytes, expected 16: it seems to be truncated"
+            )
 
     @pytest.mark.skipif(not HAS_RECTILINEAR, reason="this zarr has no rectilinear chunk grids")
     @pytest.mark.parametrize("shards", [False, True])
@@ -730,23 +733,51 @@ class TestChunks:
 
     @pytest.mark.parametrize(
         "names",
-        [["c/0/0.5a.partial"], ["c/1.5a.in-place.partial", "c/5.b.partial", "zarr.a.partial"]],
+        [[f"c/0/0.{HEX}.partial"], ["c/1.5a.in-place.partial", f"c/5.{HEX}.partial"]],
     )
     def test_what_killed_writes_leave(self, tmp_path, names):
         """They were said to be files that zarr does not read, and nothing said what to do."""
         array = zarr.create_array(tmp_path / "it's", shape=(2, 2), dtype="i1", compressors=None)
         array[...] = 1
+        (tmp_path / "it's/data.csv.partial").write_bytes(b"")  # which was removed as well
         for name in names:
             (tmp_path / "it's" / name).write_bytes(b"")
-        (note,) = check(tmp_path)["it's"].notes
+        note, other = check(tmp_path)["it's"].notes
         are = "file is a leftover" if len(names) == 1 else "files are leftovers"
         assert note.startswith(f"{len(names)} {are} of killed writes, ")
         assert all(name in note for name in names)
         if os.name == "posix":
             command = note.partition("while nobody writes: ")[2]
             subprocess.run(command, shell=True, check=True)  # noqa: S602 # it is quoted
-            assert check(tmp_path)["it's"].notes == []
+            assert check(tmp_path)["it's"].notes == [other]
             assert array[...].tolist() == [[1, 1], [1, 1]]
+        assert other.endswith("because no chunk has such a name: data.csv.partial")
+
+    def test_a_chunk_without_padding(self, tmp_path):
+        """To rewrite it was advised, with intact elements in it."""
+        array = zarr.create_array(
+            tmp_path, shape=(10, 9), chunks=(4, 4), dtype="f4", compressors=None
+        )
+        array[...] = 1
+        (tmp_path / "c/2/2").write_bytes(np.ones((2, 1), "f4").tobytes())
+        (problem,) = check(tmp_path)[""].problems
+        assert problem == (
+            "chunk c/2/2 holds 8 bytes, expected 64: these are the elements of shape (2, 1) inside "
+            "the array, which another program may have written without padding: keep it, and pad "
+            "it to (4, 4)"
+        )
+
+    @pytest.mark.needs("os.symlink")
+    def test_links_to_chunks_that_are_not_there(self, tmp_path):
+        """As git-annex makes them: it was said that chunks are missing."""
+        array = zarr.create_array(tmp_path, shape=4, chunks=1, dtype="i1", compressors=None)
+        (tmp_path / "c").mkdir()
+        for i in range(2):
+            (tmp_path / f"c/{i}").symlink_to("nothing")
+        assert array[...].tolist() == [0] * 4
+        (problem,) = check(tmp_path)[""].problems
+        first = "each of its 2 chunks, such as c/0, is a symbolic link to a missing file, so zarr "
+        assert problem.startswith(f"{first}reads the fill value: restore that")
 
     def test_a_damaged_shard(self, tmp_path):
         """Large shards are decoded in parts."""
@@ -1287,7 +1318,7 @@ class TestKindsOfStores:
         done = run_program("-m", "numcodecs_bytes", "check", tmp_path / name, status=2)
         line = done.stderr.partition('python -c "')[2].rpartition('"')[0]
         run_program("-W", "ignore", "-c", line, folder=tmp_path)
-        for report in checks.check(tmp_path / "a.json"):
+        for report in checks.check(tmp_path / f"{name}.refs.json"):
             assert (report.num_chunks, report.problems, report.notes) == (1, [], [])
 
     def test_what_is_at_a_url(self, tmp_path):
@@ -1318,20 +1349,20 @@ class TestKindsOfStores:
         line = done.stderr.partition('python -c "')[2].rpartition('"')[0]
         run_program("-W", "ignore", "-c", line, folder=tmp_path)
         (tmp_path / "a.parq").mkdir()
-        references = json.loads((tmp_path / "a.json").read_text())
+        references = json.loads((tmp_path / "a.nc.refs.json").read_text())
         frames.refs_to_dataframe(references, str(tmp_path / "a.parq"))
-        for name in ("a.json", "a.parq"):
+        for name in ("a.nc.refs.json", "a.parq"):
             (report,) = check(tmp_path / name).values()
             assert (report.path, report.num_chunks) == ("v", 1)
             assert (report.partial_reads, report.problems, report.notes) == ("yes", [], [])
         os.truncate(tmp_path / "a.nc", (tmp_path / "a.nc").stat().st_size - 1)
-        (report,) = check(tmp_path / "a.json").values()
+        (report,) = check(tmp_path / "a.nc.refs.json").values()
         target = f"1600 bytes at offset 80 of {(tmp_path / 'a.nc').as_posix()}"
         why = "holds 1599 bytes, expected 1600: if the reference is wrong, make the references ag"
         (problem,) = report.problems
         assert problem.startswith(f"chunk v/0 ({target}) {why}")
         (tmp_path / "a.nc").unlink()
-        (report,) = check(tmp_path / "a.json").values()
+        (report,) = check(tmp_path / "a.nc.refs.json").values()
         why = "its file is missing: restore it, or make the references again"
         assert f"{target}) can't be read: {why}" in report.problems[0]
 
@@ -1478,9 +1509,13 @@ class TestCommand:
             ("a.txt", "text", "neither a zip file nor references, whose name ends in .json;"),
             ("a.nc", "", "the file is empty: expected an archive with zarr.json or .zarray"),
             ("a.nc", "CDF\1rest", "NetCDF-3 file, not Zarr: make references first (pip install "),
-            ("a.b.nc", "\x89HDF", "{0}/a.b.nc').translate(), open('a.b.json', 'w')); import re"),
-            ("a", "II+\0", "TiffFile('{0}/a').aszarr().write_fsspec('a.json', url='{0}')"),
-            ("a", "SIMPLE  =", "json.dump(process_file('{0}/a'), open('a.json', 'w')"),
+            (
+                "a.b.nc",
+                "\x89HDF",
+                "{0}/a.b.nc').translate(), open('a.b.nc.refs.json', 'w')); import re",
+            ),
+            ("a", "II+\0", "TiffFile('{0}/a').aszarr().write_fsspec('a.refs.json', url='{0}')"),
+            ("a", "SIMPLE  =", "json.dump(process_file('{0}/a'), open('a.refs.json', 'w')"),
         ],
     )
     def test_files_that_are_no_stores(self, tmp_path, capsys, name, content, answer):
@@ -1514,7 +1549,7 @@ class TestCommand:
             done = subprocess.run(shown, shell=True, check=True, capture_output=True, text=True)  # noqa: S602 # it is quoted
             tree = ast.walk(ast.parse(done.stdout))
             texts = {node.value for node in tree if isinstance(node, ast.Constant)}
-            assert {(folder / f"{name}{suffix}").as_posix(), f"{name}.json"} < texts
+            assert {(folder / f"{name}{suffix}").as_posix(), f"{name}{suffix}.refs.json"} < texts
 
     @pytest.mark.parametrize(
         ("data_type", "fill_value"),

@@ -26,12 +26,20 @@ _STARTS = {
 # What stands for a file that was not fetched, and what to do.
 _STAND_INS = (
     (
-        re.compile(rb"\s*<(!doctype\s+h|html)", re.IGNORECASE),
+        re.compile(rb"\s*(<\?xml[^>]*>\s*)?<(!doctype\s+h|html)", re.IGNORECASE),
         "it is a web page, such as a login form: log in at its server, or restore it",
     ),
     (
-        re.compile(rb"(\xef\xbb\xbf)?<\?xml[^>]*>\s*<Error>"),
+        re.compile(rb"(\xef\xbb\xbf)?(<\?xml[^>]*>\s*)?<Error>"),
         "it is an error of an object store, in XML: fetch it again, or restore it",
+    ),
+    (
+        re.compile(rb"\s*\{\s*\"(code|detail|error|message|status)\"|[45]\d\d [A-Z][a-z]+ "),
+        "it is the answer of a server to a request that failed: fetch it again, or restore it",
+    ),
+    (
+        re.compile(rb"/annex/objects/"),
+        "it is a pointer of git-annex: fetch the data, with git annex get",
     ),
     (
         re.compile(rb"version https://git-lfs"),
@@ -114,7 +122,7 @@ def explain_length(
     if others_fit is False:
         return f"{metadata} seem to state {wrong}: correct them"
     if num_bytes < expected:
-        truncated = "it is truncated: " if others_fit else "if it is truncated, "
+        truncated = "it seems to be truncated: " if others_fit else "if it is truncated, "
         return f"{truncated}restore or rewrite it{'' if others_fit else correct}"
     damaged = "damaged, or was written by another program: restore or rewrite it"
     if others_fit:
@@ -186,4 +194,13 @@ def _compressor_of(start: bytes, num_bytes: int, num_decoded: int) -> str:
     # Its versions, flags and item size; the lengths of decoded data, of a block, of the chunk.
     if start.startswith(b"\2\1") and (words[1] == num_decoded or words[3] == num_bytes):
         return "blosc"
-    return "lz4" if num_bytes > 4 and words[0] == num_decoded else ""
+    return "lz4" if words[0] == num_decoded and _may_be_lz4(start[4:]) else ""
+
+
+def _may_be_lz4(block: bytes) -> bool:
+    """Whether a block of LZ4 may begin so: some literals, then how far back to copy from."""
+    num_literals = block[0] >> 4 if block else 0
+    if num_literals == 15 or len(block) == 1 + num_literals:  # there are more, or only literals
+        return True
+    distance = int.from_bytes(block[num_literals + 1 : num_literals + 3], "little")
+    return 0 < distance <= num_literals

@@ -192,7 +192,7 @@ def _layout_of_v2(codec: Bytes | None, chunk_spec: ArraySpec) -> Layout:
         # In a comparison, NumPy treats None as float64.
         is_of_array = codec.dtype is not None and codec.dtype == dtype
         if not is_of_array or (codec.endian is None and has_byte_order(dtype)):
-            raise LeftToZarr(f'the codec "bytes" has a dtype other than the array\'s, {dtype}')
+            raise LeftToZarr(f'the codec "bytes" does not state endian and the dtype {dtype}')
         stored = stored_dtype(dtype, codec.endian)
     return Layout(chunk_spec.shape, dtype, stored, _axis_order_of_v2(chunk_spec))
 

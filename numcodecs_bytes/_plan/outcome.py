@@ -35,6 +35,10 @@ class ZarrFails(LeftToZarr):
     """zarr can't write a chunk either: its shard is damaged, or it is read-only."""
 
 
+class UnusualIndex(LeftToZarr):
+    """The index of a shard does not fit its metadata: one of them may be wrong."""
+
+
 class Protected(LeftToZarr):
     """The user may not write to a chunk's file, which zarr replaces if it may make another one."""
 

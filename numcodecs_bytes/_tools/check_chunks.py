@@ -198,10 +198,25 @@ def _advice_on_length(
     start = sync(_start_of(array, chunk.key if num_bytes else None))
     if why := explain_start(start, num_bytes, expected, others_fit=others_fit):
         return f": {why}"
+    if why := _why_not_padded(array, chunk, expected):
+        return f": {why}"
     reference = kind_of_reference(array.store, chunk.key)
     fits = others_fit or (False if are_alike else None)
     why = explain_length(num_bytes, expected, start, reference=reference, others_fit=fits)
     return f": {why}{_dtype_of_length(array, num_bytes) if are_alike else ''}"
+
+
+def _why_not_padded(array: AnyArray, chunk: StoredChunk, expected: int) -> str:
+    """Return what to do with a chunk that holds just the elements inside the array, or ""."""
+    grid = Grid.of(array)
+    shape = grid.chunk_shape(chunk.chunk_coords)
+    inside = tuple(s.stop - s.start for s in grid.region(chunk.chunk_coords, chunk.chunk_coords))
+    if inside == shape or chunk.num_bytes != expected // math.prod(shape) * math.prod(inside):
+        return ""
+    return (
+        f"these are the elements of shape {inside} inside the array, which another program may "
+        f"have written without padding: keep it, and pad it to {shape}"
+    )
 
 
 def _dtype_of_length(array: AnyArray, num_bytes: int) -> str:
@@ -211,7 +226,9 @@ def _dtype_of_length(array: AnyArray, num_bytes: int) -> str:
     if rest or any(grid.starts) or array.dtype.kind not in "iufc":
         return ""
     dtype = value_or_error(np.dtype, f"{array.dtype.kind}{item_size}")
-    return f" ({num_bytes} bytes are {dtype})" if isinstance(dtype, np.dtype) else ""
+    if not isinstance(dtype, np.dtype):
+        return ""
+    return f" (if the chunk shape {grid.max_chunk_shape} is right, these are {dtype})"
 
 
 @dataclass(frozen=True)
@@ -407,6 +424,9 @@ def _problem_with(store: Store, chunk: StoredChunk, expected: int | None) -> _Pr
     if isinstance(chunk.error, IsADirectoryError) and not is_reference:
         what = "is a folder, so zarr reads the fill value"
         return _Problem(f"{what}: move it away, or correct the separator")
+    if isinstance(chunk.error, FileNotFoundError | NotADirectoryError) and not is_reference:
+        what = "is a symbolic link to a missing file, so zarr reads the fill value"
+        return _Problem(f"{what}: restore that (git annex get and datalad get fetch theirs)")
     if chunk.error is not None:
         return _Problem(describe_failure(chunk.error, is_reference=is_reference))
     if expected is None:
@@ -544,7 +564,8 @@ def _report_leftovers(array: AnyArray, names: list[str], report: ArrayReport) ->
     folder = local_path(array.store, array.path)
     how = ""
     if folder is not None and os.name == "posix":
-        how = f": find {shlex.quote(str(folder))} -type f -name '*.*.partial' -delete"
+        patterns = f"-name '*.in-place.partial' -o -name '*.{'?' * 32}.partial'"
+        how = f": find {shlex.quote(str(folder))} -type f '(' {patterns} ')' -delete"
     files = "file is a leftover" if len(names) == 1 else "files are leftovers"
     report.notes.append(
         f"{len(names)} {files} of killed writes, or of writes that are not finished: {listed}; "

@@ -296,7 +296,7 @@ def _refuse_referable(location: str, start: bytes) -> None:
         is_url = "://" in location
         file = location if is_url else Path(location).resolve().as_posix()
         folder, _, name = file.rpartition("/")
-        to = f"{name.rpartition('.')[0] or name}.json"
+        to = f"{name}.refs.json"  # a file that describes the data may end with .json, too
         code = template.format(file=file, folder=folder, to=to)
         if is_url and template.startswith(_TIFF):  # tifffile itself opens no URLs
             opened = f"TiffFile(fsspec.open({file!r}).open())"

@@ -40,7 +40,7 @@ MAX_UNLISTED = 10_000
 # The names of chunks under all chunk key encodings.
 _CHUNK = re.compile(r"c|(c[./])?[0-9]+([./][0-9]+)*")
 # The temporary names of zarr, and of this package, for whole chunks and in place.
-_LEFTOVER = re.compile(r"\.[0-9a-f]+(\.in-place)?\.partial$")
+_LEFTOVER = re.compile(r"\.([0-9a-f]{32}|[0-9a-f]+\.in-place)\.partial$")
 
 
 class StoredChunk(NamedTuple):
@@ -109,8 +109,11 @@ def _size_of_file(store: Store, key: str) -> _Size | None:
         return None
     if isinstance(size, int):
         return _Size(size)
-    is_missing = isinstance(size, extent.missing_errors) and not isinstance(size, IsADirectoryError)
-    return _Size() if is_missing else _Size(error=size)
+    if isinstance(size, IsADirectoryError) or not isinstance(size, extent.missing_errors):
+        return _Size(error=size)
+    path = local_path(store, key)
+    leads_nowhere = path is not None and path.is_symlink()
+    return _Size(error=size) if leads_nowhere else _Size()
 
 
 async def _size_in_store(store: Store, key: str) -> _Size:

@@ -17,10 +17,11 @@ from numcodecs_bytes._plan.outcome import (
     Compressed,
     LeftToZarr,
     Protected,
+    UnusualIndex,
     ZarrFails,
     leave_to_zarr,
 )
-from numcodecs_bytes._plan.shards import LayoutOf, ShardLayout
+from numcodecs_bytes._plan.shards import REMEDY, LayoutOf, ShardLayout
 from numcodecs_bytes._runtime.threads import run_in_thread, write_pool
 from numcodecs_bytes._sources.files import path_of_file
 from numcodecs_bytes._sources.stores import root_of, store_of
@@ -45,6 +46,8 @@ _REMEDIES: dict[type[Exception], str] = {
     Compressed: f"create the array with compressors=None, or {_LET_ZARR_WRITE}",
     # zarr would replace a file that somebody has protected, perhaps on purpose.
     Protected: "if the array may change, get permission to read and write its files and folders",
+    # zarr would lose inner chunks that it does not find by this index.
+    UnusualIndex: f"if the shard is damaged, {REMEDY}",
     ZarrFails: "",
 }
 

@@ -16,7 +16,7 @@ import numpy as np
 from numcodecs_bytes._core.copy import as_bytes
 from numcodecs_bytes._core.dtypes import Array, UInt64Array
 from numcodecs_bytes._plan.out_selections import OutSelection, mesh
-from numcodecs_bytes._plan.outcome import LeftToZarr
+from numcodecs_bytes._plan.outcome import UnusualIndex
 from numcodecs_bytes._plan.plan import plan_axes
 from numcodecs_bytes._plan.selection import Axis
 from numcodecs_bytes._plan.shards import MISSING, AnyShardPlan, ShardLayout, ShardPointsPlan
@@ -83,7 +83,7 @@ class ShardFile(WritableFile[AnyShardPlan]):
         )
         are_apart = (np.diff(starts) >= length).all()
         if not (are_inside and are_apart and (entries[:, 1] == length).all()):
-            raise LeftToZarr(
+            raise UnusualIndex(
                 f"its index is unusual: inner chunks do not have {length} bytes, overlap each "
                 "other or the index, or end beyond the file"
             )

@@ -3,6 +3,7 @@
 import re
 
 import numcodecs
+import numpy as np
 import pytest
 
 from numcodecs_bytes._core.lengths import explain_length, explain_stand_in
@@ -20,7 +21,7 @@ ADD = (
         (b"", 90, "", True, "other chunks have the right length, and this one is damaged, or"),
         (b"", 90, "", False, "the metadata, .* seem to state the wrong data type.*correct them"),
         (b"", 70, "", None, "if it is truncated, restore .*; if the metadata, .*correct them$"),
-        (b"", 70, "", True, "it is truncated: restore or rewrite it$"),
+        (b"", 70, "", True, "it seems to be truncated: restore or rewrite it$"),
         (b"", 70, "", False, "the metadata, .* seem to state"),
         (b"", 70, "to a file", None, "if the reference is wrong, .*; if the metadata"),
         (b"", 70, "to a file", True, "if the reference is wrong, .* is truncated, restore that$"),
@@ -47,6 +48,13 @@ def test_one_chunk_among_good_ones(start, num_bytes, reference, others_fit, expe
         (b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>', "it is an error of an object"),
         (b"\xef\xbb\xbf<?xml version='1.0' encoding='utf-8'?><Error>", "it is an error of an obj"),
         (b"version https://git-lfs.github.com/spec/v1\noid", "it is a pointer of Git LFS: fetch"),
+        (b"<?xml version='1.0'?>\n<!DOCTYPE html PUBLIC", "it is a web page, such as a login form"),
+        (b"<Error><Code>NoSuchKey</Code>", "it is an error of an object store"),
+        (b'{"message": "Not Found"}', "it is the answer of a server to a request that failed"),
+        (b"404 Not Found", "it is the answer of a server to a request that failed"),
+        (b"/annex/objects/SHA256E-s64--00", "it is a pointer of git-annex: fetch the data, with "),
+        (b'{"a": 1}', ""),
+        (b"404", ""),
         (b'<?xml version="1.0"?><data>', ""),
         (bytes(96), ""),
     ],
@@ -56,3 +64,15 @@ def test_what_stands_for_a_chunk(start, expected):
     why = explain_stand_in(start)
     assert why.startswith(expected)
     assert bool(why) == bool(expected)
+
+
+def test_integers_that_begin_with_the_length_are_not_lz4():
+    """Plain ones were said to be compressed, so that a codec was to be added."""
+    for values in (np.arange(32, 48, dtype="<i4"), np.full(2, 64, "<u4"), np.array([64, 15])):
+        why = explain_length(80, 32 * (values[0] == 32) or 64, values.tobytes(), reference="")
+        assert "lz4" not in why
+    for size in (4, 64, 5000):
+        for data in (bytes(size), np.random.default_rng(0).bytes(size)):
+            stored = bytes(numcodecs.LZ4().encode(data))
+            why = explain_length(len(stored), size, stored[:96], reference="")
+            assert "compressed by lz4" in why
