@@ -46,6 +46,7 @@ from numcodecs_bytes._tools.reporting import (
     Limits,
     ProgressBar,
     describe_error,
+    describe_failure,
     explain_error,
     is_bug,
     value_or_expected_error,
@@ -162,16 +163,26 @@ def _check_array(
     first = check_chunks(array, codecs, report, limits, progress)
     if array.metadata.zarr_format == 2 and "pickle" not in codecs:
         _check_masked_zeros(array, attributes, first, report, limits)
-    if first is not None and is_in_part:
-        failure = value_or_expected_error(sync, _request_a_byte(array, first))
-        if isinstance(failure, Exception) and not isinstance(failure, LeftToZarr):
-            key = join(array.path, array.metadata.encode_chunk_key(first))
-            problem = f"chunk {key} can't be read: {describe_error(failure)}"
-            if problem not in report.problems:
-                report.add_problem(problem)
-        is_in_part = _report_partial_reads(array, report)  # again: a strike is remembered
-        if is_in_part and isinstance(failure, str):
-            report.partial_reads = f"not known: the request for a byte range failed ({failure})"
+    if is_in_part and report.num_chunks:
+        _check_byte_ranges(array, first, report)
+
+
+def _check_byte_ranges(array: AnyArray, first: ChunkCoords | None, report: ArrayReport) -> None:
+    """Report whether a byte range can be read of the first chunk that can be read, if any."""
+    if first is None:
+        report.partial_reads = "not known: no chunk can be read"
+        return
+    failure = value_or_expected_error(sync, _request_a_byte(array, first))
+    if isinstance(failure, Exception) and not isinstance(failure, LeftToZarr):
+        key = join(array.path, array.metadata.encode_chunk_key(first))
+        problem = f"chunk {key} {describe_failure(failure)}"
+        if problem not in report.problems:
+            report.add_problem(problem)
+        report.partial_reads = "not known: a chunk can't be read"
+        return
+    is_in_part = _report_partial_reads(array, report)  # again: a strike is remembered
+    if is_in_part and isinstance(failure, str):
+        report.partial_reads = f"not known: the request for a byte range failed ({failure})"
 
 
 async def _request_a_byte(array: AnyArray, chunk_coords: ChunkCoords) -> str | None:

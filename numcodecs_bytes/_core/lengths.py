@@ -16,6 +16,7 @@ from numcodecs_bytes._core.dtypes import AnyDType
 NUM_START_BYTES = 96  # how many of a chunk's first bytes tell what it is
 # The end of the message of an error that a read raises.
 FIND_OTHERS = " (`numcodecs-bytes check` finds all such chunks)"
+EMPTY = "it is empty: restore or rewrite it"
 # What compressed data begin with.
 _STARTS = {
     "zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
@@ -104,7 +105,7 @@ def explain_length(
     `others_fit` is whether other chunks have the right length; None if that is not known.
     """
     if not num_bytes and not reference:
-        return "it is empty: restore or rewrite it"
+        return EMPTY
     if why := explain_start(start, num_bytes, expected, others_fit=others_fit):
         return why
     metadata, wrong = (

@@ -8,17 +8,24 @@ from contextvars import ContextVar
 from typing import Literal, TypeVar
 
 from zarr.abc.store import RangeByteRequest
+from zarr.codecs import ShardingCodec
 from zarr.storage import StorePath
 
 from numcodecs_bytes._core.catch import async_value_or_error, value_or_error
 from numcodecs_bytes._core.dtypes import EndianError
 from numcodecs_bytes._core.interrupts import interrupt_of
-from numcodecs_bytes._core.lengths import NUM_START_BYTES, LengthError, explain_stand_in
+from numcodecs_bytes._core.lengths import EMPTY, NUM_START_BYTES, LengthError, explain_stand_in
 from numcodecs_bytes._pipeline.array_access import ArrayAccess
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.shards import NO_INDEX_ENDIAN, REMEDY, LayoutOf, ShardLayout
+from numcodecs_bytes._plan.shards import NO_INDEX_ENDIAN, REMEDY, LayoutOf
 from numcodecs_bytes._read.chunk_read import chunk_reads
-from numcodecs_bytes._sources.stores import is_in_shard, only_states_lengths, states_lengths
+from numcodecs_bytes._sources.stores import (
+    is_in_shard,
+    kind_of_reference,
+    only_states_lengths,
+    start_of,
+    states_lengths,
+)
 from numcodecs_bytes._zarr_api.batch_items import ChunkRequest
 from numcodecs_bytes._zarr_api.names import add_name, add_note
 
@@ -76,14 +83,22 @@ async def _explain(
         name = access.name_of_array(first, spec)
         check = "`numcodecs-bytes check` finds damaged ones"
         add_note(error, f"while {doing} {len(requests)} chunks of {name}; {check}")
-    if not isinstance(value_or_error(layout_of, spec), ShardLayout):
+    if not isinstance(access.codec, ShardingCodec):
         return
     if isinstance(error, EndianError):  # zarr opens an array only if its other codecs have theirs
         add_note(error, NO_INDEX_ENDIAN)
     elif _is_of_data(error, doing):
         is_one = is_asked and len(requests) == 1
-        start = await _start_of(requests[0], NUM_START_BYTES) if is_one else b""
-        add_note(error, explain_stand_in(start) or f"a shard may be damaged: {REMEDY}")
+        why = await _explain_shard(first) if is_one else ""
+        if why or not isinstance(error, LengthError):  # which says what to do
+            add_note(error, why or f"a shard may be damaged: {REMEDY}")
+
+
+async def _explain_shard(shard: StorePath) -> str:
+    """Return what stands for a shard, or that it is empty, and what to do; or ""."""
+    if await async_value_or_error(shard.store.getsize(shard.path)) == 0:
+        return EMPTY
+    return explain_stand_in(await start_of(shard))
 
 
 def _is_of_data(error: Exception, doing: Doing) -> bool:
@@ -122,9 +137,11 @@ async def _check_lengths(requests: Sequence[ChunkRequest], layout_of: LayoutOf) 
         num_bytes = await async_value_or_error(byte_getter.store.getsize(byte_getter.path))
         if isinstance(num_bytes, Exception):  # the chunk is missing, or its store fails
             continue
+        if kind_of_reference(byte_getter.store, byte_getter.path) == "inlined":
+            num_bytes = 0  # it states the length of the text
         if num_bytes:
             if num_bytes != chunk.layout.num_bytes:
-                chunk.check_length(num_bytes, await _start_of(chunk.request, num_bytes))
+                chunk.check_length(num_bytes, await start_of(byte_getter, num_bytes))
             if not only_states_lengths(byte_getter.store):
                 continue
             last = RangeByteRequest(num_bytes - 1, num_bytes)
@@ -136,13 +153,3 @@ async def _check_lengths(requests: Sequence[ChunkRequest], layout_of: LayoutOf) 
         if buffer is not None:
             chunk.check_length(len(buffer), buffer[:NUM_START_BYTES].to_bytes())
         break
-
-
-async def _start_of(request: ChunkRequest, num_bytes: int) -> bytes:
-    """Return the first bytes of a chunk, also if its server ignores byte ranges; b"" on errors."""
-    byte_getter, prototype = request.byte_getter, request.spec.prototype
-    for part in (RangeByteRequest(0, min(num_bytes, NUM_START_BYTES)), None):
-        start = await async_value_or_error(byte_getter.get(prototype, part))
-        if start is not None and not isinstance(start, Exception):
-            return bytes(start[:NUM_START_BYTES].to_bytes())
-    return b""

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import zarr.codecs.sharding
+from zarr.abc.store import RangeByteRequest
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath, ZipStore
 
-from numcodecs_bytes._core.catch import value_or_error
-from numcodecs_bytes._core.lengths import Reference
+from numcodecs_bytes._core.catch import async_value_or_error, value_or_error
+from numcodecs_bytes._core.lengths import NUM_START_BYTES, Reference
 from numcodecs_bytes._plan.outcome import AlreadyInMemory, LeftToZarr, NoReference, NotOpen
 from numcodecs_bytes._sources.answers import Answer
 from numcodecs_bytes._sources.archives import find_member, open_archive
@@ -130,6 +131,15 @@ def kind_of_reference(store: object, key: str) -> Reference:
         return "inlined"
     has_manifests = _SOURCES.get(name_of_class(store)) is _of_manifest_store
     return "to a file" if has_manifests or only_states_lengths(store) else ""
+
+
+async def start_of(chunk: StorePath, num_bytes: int = NUM_START_BYTES) -> bytes:
+    """Return the first bytes of a chunk, also if its server ignores byte ranges; b"" on errors."""
+    for part in (RangeByteRequest(0, min(num_bytes, NUM_START_BYTES)), None):
+        start = await async_value_or_error(chunk.get(byte_range=part))
+        if start is not None and not isinstance(start, Exception):
+            return start[:NUM_START_BYTES].to_bytes()
+    return b""
 
 
 def may_be_cached(store: object) -> bool:

@@ -17,7 +17,7 @@ import numcodecs
 import numpy as np
 from numcodecs.compat import ensure_bytes
 from zarr.abc.codec import ArrayBytesCodec, Codec
-from zarr.abc.store import RangeByteRequest, Store
+from zarr.abc.store import Store
 from zarr.codecs import BytesCodec, ShardingCodec, VLenBytesCodec, VLenUTF8Codec
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer, NDBuffer, default_buffer_prototype
@@ -25,7 +25,7 @@ from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.core.common import concurrent_map
 from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
-from zarr.storage import ZipStore
+from zarr.storage import StorePath, ZipStore
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.catch import async_value_or_error, value_or_error
@@ -38,14 +38,13 @@ from numcodecs_bytes._core.dtypes import (
 )
 from numcodecs_bytes._core.lengths import (
     FIND_OTHERS,
-    NUM_START_BYTES,
     LengthError,
     explain_length,
     explain_stand_in,
     explain_start,
 )
 from numcodecs_bytes._plan.shards import NO_INDEX_ENDIAN, REMEDY
-from numcodecs_bytes._sources.stores import kind_of_reference
+from numcodecs_bytes._sources.stores import kind_of_reference, start_of
 from numcodecs_bytes._tools.arrays import Grid, array_of
 from numcodecs_bytes._tools.documents import join, local_path
 from numcodecs_bytes._tools.reporting import (
@@ -195,7 +194,7 @@ def _advice_on_length(
     """Return what may be wrong with a chunk of the wrong length, and what to do."""
     num_bytes = chunk.num_bytes or 0
     # A pipe has 0 bytes: reading it might never end.
-    start = sync(_start_of(array, chunk.key if num_bytes else None))
+    start = sync(start_of(StorePath(array.store, chunk.key), num_bytes)) if num_bytes else b""
     if why := explain_start(start, num_bytes, expected, others_fit=others_fit):
         return f": {why}"
     if why := _why_not_padded(array, chunk, expected):
@@ -394,20 +393,11 @@ def _check_count(header: bytes, chunk_shape: tuple[int, ...]) -> None:
         raise ValueError(f"it states that it holds {stated} elements, expected {expected}")
 
 
-async def _start_of(array: AnyArray, key: str | None) -> bytes:
-    """Return the first bytes of a chunk; none if there is no key, or they can't be read."""
-    if key is None:
-        return b""
-    part = RangeByteRequest(0, NUM_START_BYTES)
-    start = await async_value_or_error(array.store.get(key, default_buffer_prototype(), part))
-    return b"" if start is None or isinstance(start, Exception) else start.to_bytes()
-
-
 async def _length_in_header(array: AnyArray, chunk: StoredChunk) -> int | None:
     """Return how far Blosc reads: as its header says, even beyond the chunk; None if unknown."""
     if not chunk.num_bytes:
         return None
-    header = await _start_of(array, chunk.key)
+    header = await start_of(StorePath(array.store, chunk.key), chunk.num_bytes)
     stated = int.from_bytes(header[12:16], "little")
     return max(chunk.num_bytes, stated)
 
@@ -471,8 +461,11 @@ async def _problem_in(array: AnyArray, run: list[ChunkCoords]) -> _Problem | Non
     for region in _regions_of(array, grid, run[0], run[-1]):
         decoded = await async_value_or_error(array.async_array.getitem(region))
         if isinstance(decoded, Exception):
-            key = join(array.path, array.metadata.encode_chunk_key(run[0]))
-            start = await _start_of(array, key)
+            chunk = array.store_path / array.metadata.encode_chunk_key(run[0])
+            start = await start_of(chunk)
+            if not start:  # the error is the store's
+                is_reference = bool(kind_of_reference(array.store, chunk.path))
+                return _Problem(describe_failure(decoded, is_reference=is_reference))
             return _Problem(f"can't be read: {_explain_decoding(decoded, start, grid)}")
         num_invalid += _count_invalid(np.asarray(decoded))
     if not num_invalid:
@@ -485,10 +478,8 @@ async def _problem_in(array: AnyArray, run: list[ChunkCoords]) -> _Problem | Non
 
 
 def _explain_decoding(error: Exception, start: bytes, grid: Grid) -> str:
-    """Return why a chunk was not decoded, given its first bytes; none if it can't be read."""
+    """Return why a chunk was not decoded, given its first bytes, and what to do."""
     text = describe_error(error).removesuffix(FIND_OTHERS)
-    if not start:  # the error is the store's
-        return text
     if why := explain_stand_in(start):
         return why
     if isinstance(error, EndianError) and grid.is_sharded:
@@ -496,8 +487,11 @@ def _explain_decoding(error: Exception, start: bytes, grid: Grid) -> str:
     it = "an inner chunk" if grid.is_sharded else "once decoded, it"
     for pattern, in_words in _IN_WORDS:
         text = re.sub(pattern, in_words.format(it=it), text)
-    is_explained = isinstance(error, LengthError) or not grid.is_sharded
-    return text if is_explained else f"{text} (the shard may be damaged: {REMEDY})"
+    if isinstance(error, LengthError):
+        return text
+    if grid.is_sharded:
+        return f"{text} (the shard may be damaged: {REMEDY})"
+    return f"{text} (restore or rewrite it; if the metadata state wrong codecs, correct them)"
 
 
 def _regions_of(

@@ -22,6 +22,7 @@ from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.lengths import NUM_START_BYTES, explain_stand_in
 from numcodecs_bytes._tools.documents import METADATA_NAMES, local_path
+from numcodecs_bytes._tools.reporting import describe_error
 from numcodecs_bytes._zarr_api.file_systems import is_local, unwrapped
 from numcodecs_bytes._zarr_api.private_names import store_in_wrappers
 
@@ -259,7 +260,7 @@ def _open_zip(location: str) -> Store:
     try:
         archive: Store = sync(zarr.storage.ZipStore.open(location, mode="r"))
     except zipfile.BadZipFile as error:
-        if start.startswith(b"PK"):
+        if start.startswith(b"PK") or location.endswith(".zip"):
             raise ValueError("the zip archive is damaged or truncated: restore it") from error
         if node := next(filter(_is_node, Path(location).parents), None):
             what = "this is a file in a Zarr array or group"
@@ -375,7 +376,10 @@ def _open_references(location: str, options: JSONObject) -> Store:
     elif importlib.util.find_spec("pyarrow") is None:
         _need("fastparquet", "kerchunk")
     options["remote_options"] = {"asynchronous": True, **options.pop("remote_options", {})}
-    return References.from_url("reference://", {"fo": source, **options}, read_only=True)
+    try:
+        return References.from_url("reference://", {"fo": source, **options}, read_only=True)
+    except (IndexError, KeyError) as error:
+        raise ValueError(f"these references are malformed: {describe_error(error)}") from error
 
 
 def _read_references(location: str, options: JSONObject) -> JSONObject:

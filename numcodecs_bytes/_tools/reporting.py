@@ -1,5 +1,6 @@
 """What the commands report: errors in words, or as bugs; of `check`, findings, limits, progress."""
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -39,16 +40,22 @@ def describe_failure(error: Exception, *, is_reference: bool = False) -> str:
     if type(error).__name__ == "ReferenceNotReachable" and isinstance(error.__cause__, Exception):
         error = error.__cause__
     status = getattr(error, "status", None)  # of aiohttp
+    if found := re.search(r"status code: (\d{3})", str(error)):  # of obstore
+        status = int(found[1])
+    if is_reference and isinstance(error, KeyError):
+        what = f"its target has another protocol, {error}, than others that fsspec opened"
+        return f"can't be read: {what}: write all targets with the same"
     if is_reference and (isinstance(error, FileNotFoundError) or status in (404, 410)):
         return "can't be read: its file is missing: restore it, or make the references again"
     if is_reference and isinstance(error, IsADirectoryError):
         return "can't be read: its file is a folder: make the references again"
-    if not isinstance(status, int):
-        return f"can't be read: {explain_error(error)}"
-    what = f"can't be read: the server answers {status} ({responses.get(status, 'unknown')})"
+    if status not in responses:
+        of_archive = ": restore the archive" if type(error).__name__ == "BadZipFile" else ""
+        return f"can't be read: {explain_error(error)}{of_archive}"
+    what = f"can't be read: the server answers {status} ({responses[status]})"
     if status in (401, 403):
         return f"{what}: log in, or give credentials in the storage options"
-    return f"{what}: try again later" if status >= 500 else what
+    return f"{what}: try again later" if status in (429, *range(500, 600)) else what
 
 
 def explain_error(error: Exception) -> str:

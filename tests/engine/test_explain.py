@@ -117,12 +117,19 @@ class TestShards:
         shard.write_bytes(raw)
         with pytest.raises(Exception, match=".*") as caught:
             zarr.open_array(folder)[0, 0]
-        where, what = caught.value.__notes__
+        where, *notes = caught.value.__notes__
         assert where.startswith("while reading chunk 'c/0/0' of LocalStore")
-        assert what.startswith("a shard may be damaged: restore it; ")
-        assert what.endswith(
-            "; until then, write nothing to it, to keep inner chunks that may be intact"
-        )
+        # An error that says what to do has no note that says it again.
+        (advice,) = notes or [str(caught.value)]
+        assert "damaged, restore it; " in advice or "damaged: restore it; " in advice
+        assert "; until then, write nothing to it" in advice
+
+    def test_an_empty_one(self, shard, tmp_path):
+        """Inner chunks in it were to be kept."""
+        shard.write_bytes(b"")
+        with pytest.raises(ValueError, match="0 bytes") as caught:
+            zarr.open_array(tmp_path)[0, 0]
+        assert caught.value.__notes__[1] == "it is empty: restore or rewrite it"
 
     @pytest.mark.parametrize(
         "change", [{}, {"index_location": "start"}], ids=["codecs", "location"]
