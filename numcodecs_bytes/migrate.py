@@ -396,8 +396,7 @@ class _Migration:
 
     def _refuse_to_hide(self, path: str) -> None:
         """Raise ValueError if a node below a group could not be migrated."""
-        hidden = sorted(self.refused & self.below[path].keys())
-        if hidden:
+        if hidden := sorted(self.refused & self.below[path].keys()):
             others = f", and {len(hidden) - 10} more" if len(hidden) > 10 else ""
             raise ValueError(
                 "its Zarr v3 metadata would hide nodes below it that could not be migrated: "

@@ -32,7 +32,7 @@ _HDF5 = _KERCHUNK.format("hdf", "SingleHdf5ToZarr({file!r}).translate()", "")
 _TIFF = "from tifffile import *; TiffFile({file!r}).aszarr().write_fsspec({to!r}, url={folder!r})"
 _FITS = _KERCHUNK.format("fits", "process_file({file!r})", ", default=bytes.decode")
 # Behind all but the first: xarray would mask the fill value 0.
-_WITHOUT_0 = (
+_WITHOUT_FILL_VALUE_0 = (
     "; import re, pathlib; p = pathlib.Path({to!r}); "
     "p.write_text(re.sub('(?<=fill_value...) ?0([.]0)?(?=,)', 'null', p.read_text()))"
 )
@@ -41,9 +41,9 @@ _TIFF_STARTS = (b"II*", b"II+", b"MM\0*", b"MM\0+")
 # references, and how.
 _REFERABLE = (
     ("a NetCDF-3 file", (b"CDF",), "kerchunk scipy", _NETCDF_3),
-    ("an HDF5 or NetCDF-4 file", (b"\x89HDF",), "kerchunk h5py", _HDF5 + _WITHOUT_0),
-    ("a TIFF file", _TIFF_STARTS, "tifffile zarr", _TIFF + _WITHOUT_0),
-    ("a FITS file", (b"SIMPLE",), "kerchunk astropy", _FITS + _WITHOUT_0),
+    ("an HDF5 or NetCDF-4 file", (b"\x89HDF",), "kerchunk h5py", _HDF5 + _WITHOUT_FILL_VALUE_0),
+    ("a TIFF file", _TIFF_STARTS, "tifffile zarr", _TIFF + _WITHOUT_FILL_VALUE_0),
+    ("a FITS file", (b"SIMPLE",), "kerchunk astropy", _FITS + _WITHOUT_FILL_VALUE_0),
 )
 _REFERABLE_NAME = re.compile(r"[.](nc[34]?|h5|hdf5|tiff?|fits?|fts)$", re.IGNORECASE)
 _WRITABLE = "migrate needs a folder, or a URL that fsspec can write to, with Zarr v2 metadata"
@@ -186,8 +186,9 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
     if is_url:
         return _open_url(location, options, read_only=read_only)
     if options:
-        what = "storage options are for URLs and kerchunk references"
-        raise ValueError(f"{what}, not for local files")
+        raise ValueError(
+            "storage options are for URLs and kerchunk references, not for local files"
+        )
     if is_file:
         if not read_only:
             raise ValueError(f"this is a file: {_WRITABLE}")
