@@ -242,9 +242,8 @@ def _is_zip(location: Store | str | Path) -> bool:
 def _open_zip(location: str) -> Store:
     with Path(location).open("rb") as file:
         start = file.read(NUM_START_BYTES)
-        is_scaled = start.startswith(b"SIMPLE") and _is_scaled(file)
-    if is_scaled:
-        raise ValueError(_SCALED_LINES.format(file=str(Path(location).resolve())))
+        if start.startswith(b"SIMPLE") and _is_scaled(file):
+            raise ValueError(_SCALED_LINES.format(file=str(Path(location).resolve())))
     if why := explain_stand_in(start):
         raise ValueError(why)
     _refuse_referable(location, start)
