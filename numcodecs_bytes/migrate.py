@@ -7,7 +7,6 @@ migrated after all nodes below it that are not excluded, or not at all.
 """
 
 import json
-import operator
 import reprlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
@@ -183,7 +182,10 @@ def _plan(
 
 def _write(store: Store, changes: _Changes, progress: ProgressBar | None, command: str) -> None:
     for key, change in _counted(changes.items(), progress, "writing", len(changes)):
-        _refuse_if_changed(store, key, change, command)
+        current = document_at(store, key)
+        # Another `migrate` may have written the same.
+        if isinstance(current, dict) and all(differing(current, each) for each in change if each):
+            raise OSError(f"{key} has changed since it was read: run {command} again")
         error = value_or_error(_put, store, key, change.document)
         if isinstance(error, Exception):
             # Half a zarr.json would hide intact Zarr v2 metadata. To mend that may fail, too.
@@ -197,14 +199,6 @@ def _write(store: Store, changes: _Changes, progress: ProgressBar | None, comman
             if "http" in protocol or isinstance(error, NotImplementedError):
                 advice = f"web servers are rarely writable: run {command} on a copy in a folder"
             raise OSError(f"{key} can't be written: {why}; {advice}") from error
-
-
-def _refuse_if_changed(store: Store, key: str, change: _Change, command: str) -> None:
-    """Raise OSError if a document that is written or removed has changed since it was read."""
-    current = document_at(store, key)
-    # Another `migrate` may have written the same.
-    if isinstance(current, dict) and all(differing(current, each) for each in change if each):
-        raise OSError(f"{key} has changed since it was read: run {command} again")
 
 
 def _refuse_if_crossed(store: Store, reports: list[NodeReport], *, undo: bool) -> None:
@@ -402,8 +396,7 @@ class _Migration:
 
     def _refuse_to_hide(self, path: str) -> None:
         """Raise ValueError if a node below a group could not be migrated."""
-        hidden = sorted(self.refused & self.below[path].keys())
-        if hidden:
+        if hidden := sorted(self.refused & self.below[path].keys()):
             others = f", and {len(hidden) - 10} more" if len(hidden) > 10 else ""
             raise ValueError(
                 "its Zarr v3 metadata would hide nodes below it that could not be migrated: "
@@ -433,11 +426,12 @@ def _lost_members(intact: _Intact, document: JSONObject) -> Iterator[str]:
         if existing.get(name) not in (None, document.get(name)):
             yield name
     shape, v2_shape = existing.get("shape", []), document.get("shape", [])
-    is_shape = isinstance(shape, list) and all(isinstance(size, int) for size in shape)
-    is_larger = (
-        not is_shape or len(shape) != len(v2_shape) or any(map(operator.gt, shape, v2_shape))
+    is_within = (
+        isinstance(shape, list)
+        and len(shape) == len(v2_shape)
+        and all(isinstance(n, int) and n <= of_v2 for n, of_v2 in zip(shape, v2_shape, strict=True))
     )
-    if "shape" in existing and is_larger:
+    if "shape" in existing and not is_within:
         yield f"shape {shape}"
     attributes = existing.get("attributes") or {}
     if not isinstance(attributes, dict):

@@ -34,7 +34,6 @@ def report() -> JSONObject:
     if mode and why_left:
         wrong_mode = f"{in_place} is {mode!r}{options.set_by(in_place)}, but {why_left}"
     unsupported = unsupported_versions()
-    is_wrong = wrong_mode or any(error for _, error in values.values())
     by_default = "" if options.origin_of(in_place) else ", as by default"
     why_no_writes = wrong_mode or ("" if mode else f"{in_place} is False{by_default}")
     rows = [
@@ -50,10 +49,9 @@ def report() -> JSONObject:
         if not options.is_misspelt_variable(key):
             error += f": it is not an option ({', '.join(options.NAMES)})"
         values[key] = None, error
+    is_wrong = wrong_mode or any(error for _, error in values.values())
     return {
-        "is_in_use": not any(
-            (why_no_parts, why_no_codec, why_no_filter, is_wrong, unknown, unsupported)
-        ),
+        "is_in_use": not any((why_no_parts, why_no_codec, why_no_filter, is_wrong, unsupported)),
         "versions": {n: version(n) for n in ("numcodecs-bytes", "zarr", "numcodecs", "numpy")},
         "newest_tested_zarr": ".".join(map(str, defaults.NEWEST_MINOR)),
         "parts": [

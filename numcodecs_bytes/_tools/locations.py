@@ -32,22 +32,18 @@ _NETCDF_3 = _KERCHUNK.format("netCDF3", "NetCDF3ToZarr({file!r}).translate()", "
 _HDF5 = _KERCHUNK.format("hdf", "SingleHdf5ToZarr({file!r}).translate()", "")
 _TIFF = "from tifffile import *; TiffFile({file!r}).aszarr().write_fsspec({to!r}, url={folder!r})"
 _FITS = _KERCHUNK.format("fits", "process_file({file!r})", ", default=bytes.decode")
-# xarray would mask the fill value 0.
+# Behind all but the first: xarray would mask the fill value 0.
 _WITHOUT_FILL_VALUE_0 = (
     "; import re, pathlib; p = pathlib.Path({to!r}); "
     "p.write_text(re.sub('(?<=fill_value...) ?0([.]0)?(?=,)', 'null', p.read_text()))"
 )
+_TIFF_STARTS = (b"II*", b"II+", b"MM\0*", b"MM\0+")
 # Files that references can point into: what they are, their first bytes, the packages that make
 # references, and how.
 _REFERABLE = (
     ("a NetCDF-3 file", (b"CDF",), "kerchunk scipy", _NETCDF_3),
     ("an HDF5 or NetCDF-4 file", (b"\x89HDF",), "kerchunk h5py", _HDF5 + _WITHOUT_FILL_VALUE_0),
-    (
-        "a TIFF file",
-        (b"II*", b"II+", b"MM\0*", b"MM\0+"),
-        "tifffile zarr",
-        _TIFF + _WITHOUT_FILL_VALUE_0,
-    ),
+    ("a TIFF file", _TIFF_STARTS, "tifffile zarr", _TIFF + _WITHOUT_FILL_VALUE_0),
     ("a FITS file", (b"SIMPLE",), "kerchunk astropy", _FITS + _WITHOUT_FILL_VALUE_0),
 )
 _REFERABLE_NAME = re.compile(r"[.](nc[34]?|h5|hdf5|tiff?|fits?|fts)$", re.IGNORECASE)
@@ -105,12 +101,7 @@ def open_store(
     is_repository = value_or_error(sync, _is_repository(store))
     _refuse_options(is_repository, options)
     if is_repository is True:  # an error is raised again when the store is read
-        folder = location.removeprefix("file://")
-        if "://" in folder:
-            bucket, _, prefix = folder.rstrip("/").partition("://")[2].partition("/")
-            raise ValueError(_REPOSITORY_LINES.format(bucket=bucket, prefix=prefix))
-        _need("icechunk", "icechunk")
-        return _open_repository(folder, icechunk_ref or {"branch": "main"})
+        return _open_repository(location, icechunk_ref or {"branch": "main"})
     if icechunk_ref:
         raise ValueError(
             f"this is not an Icechunk repository, so it has no {next(iter(icechunk_ref))}"
@@ -162,8 +153,13 @@ async def _is_repository(store: Store) -> bool:
     return ref is not None and b"snapshot" in ref.to_bytes()  # some servers send a login form
 
 
-def _open_repository(folder: str, icechunk_ref: dict[str, str]) -> Store:
-    import icechunk  # optional, but installed if this is called
+def _open_repository(location: str, icechunk_ref: dict[str, str]) -> Store:
+    folder = location.removeprefix("file://")
+    if "://" in folder:
+        bucket, _, prefix = folder.rstrip("/").partition("://")[2].partition("/")
+        raise ValueError(_REPOSITORY_LINES.format(bucket=bucket, prefix=prefix))
+    _need("icechunk", "icechunk")
+    import icechunk
 
     storage = icechunk.local_filesystem_storage(folder)
     config = icechunk.Repository.fetch_config(storage)
@@ -179,11 +175,10 @@ def _open_repository(folder: str, icechunk_ref: dict[str, str]) -> Store:
 def _open_location(location: str, options: JSONObject, *, read_only: bool) -> Store:
     path, is_url = Path(location), "://" in location
     is_file = not is_url and _is_file(path)
-    folder, _, name = location.rpartition("/")
-    if not is_url:  # on Windows, its separator may be a backslash
-        folder, name = str(path.parent), path.name
+    name = location.rpartition("/")[2] if is_url else path.name
     if name in METADATA_NAMES and (is_url or is_file):
-        raise ValueError(f"this is Zarr metadata: give its folder, {folder or '.'}")
+        folder = location.removesuffix(f"/{name}") if is_url else path.parent
+        raise ValueError(f"this is Zarr metadata: give its folder, {folder}")
     is_node = not is_url and _is_node(path)
     if location.endswith((".json", ".parq", ".parquet")) and not is_node:
         if not read_only:
@@ -248,9 +243,8 @@ def _is_zip(location: Store | str | Path) -> bool:
 def _open_zip(location: str) -> Store:
     with Path(location).open("rb") as file:
         start = file.read(NUM_START_BYTES)
-        is_scaled = start.startswith(b"SIMPLE") and _is_scaled(file)
-    if is_scaled:
-        raise ValueError(_SCALED_LINES.format(file=str(Path(location).resolve())))
+        if start.startswith(b"SIMPLE") and _is_scaled(file):
+            raise ValueError(_SCALED_LINES.format(file=str(Path(location).resolve())))
     if why := explain_stand_in(start):
         raise ValueError(why)
     _refuse_referable(location, start)
