@@ -6,12 +6,11 @@ import importlib.util
 import json
 import os
 import re
-import shlex
 import stat
 import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import zarr.storage
 from zarr.abc.store import ByteRequest, RangeByteRequest, Store
@@ -26,51 +25,15 @@ from numcodecs_bytes._tools.reporting import describe_error
 from numcodecs_bytes._zarr_api.file_systems import is_local, unwrapped
 from numcodecs_bytes._zarr_api.private_names import store_in_wrappers
 
-# The code that makes references, given the file, its folder, and the file to write.
-_KERCHUNK = "import json; from kerchunk.{} import *; json.dump({}, open({{to!r}}, 'w'){})"
-_NETCDF_3 = _KERCHUNK.format("netCDF3", "NetCDF3ToZarr({file!r}).translate()", "")
-_HDF5 = _KERCHUNK.format("hdf", "SingleHdf5ToZarr({file!r}).translate()", "")
-_TIFF = "from tifffile import *; TiffFile({file!r}).aszarr().write_fsspec({to!r}, url={folder!r})"
-_FITS = _KERCHUNK.format("fits", "process_file({file!r})", ", default=bytes.decode")
-# Behind all but the first: xarray would mask the fill value 0.
-_WITHOUT_FILL_VALUE_0 = (
-    "; import re, pathlib; p = pathlib.Path({to!r}); "
-    "p.write_text(re.sub('(?<=fill_value...) ?0([.]0)?(?=,)', 'null', p.read_text()))"
-)
-_TIFF_STARTS = (b"II*", b"II+", b"MM\0*", b"MM\0+")
-# Files that references can point into: what they are, their first bytes, the packages that make
-# references, and how.
+# Files that references can point into: what they are, their first bytes, and the recipe.
 _REFERABLE = (
-    ("a NetCDF-3 file", (b"CDF",), "kerchunk scipy", _NETCDF_3),
-    ("an HDF5 or NetCDF-4 file", (b"\x89HDF",), "kerchunk h5py", _HDF5 + _WITHOUT_FILL_VALUE_0),
-    ("a TIFF file", _TIFF_STARTS, "tifffile zarr", _TIFF + _WITHOUT_FILL_VALUE_0),
-    ("a FITS file", (b"SIMPLE",), "kerchunk astropy", _FITS + _WITHOUT_FILL_VALUE_0),
+    ("a NetCDF-3 file", (b"CDF",), "How do I read a NetCDF-3 file?"),
+    ("an HDF5 or NetCDF-4 file", (b"\x89HDF",), "How do I read an HDF5 file?"),
+    ("a TIFF file", (b"II*", b"II+", b"MM\0*", b"MM\0+"), "How do I read a multi-page TIFF?"),
+    ("a FITS file", (b"SIMPLE",), "How do I read a FITS image?"),
 )
 _REFERABLE_NAME = re.compile(r"[.](nc[34]?|h5|hdf5|tiff?|fits?|fts)$", re.IGNORECASE)
 _WRITABLE = "migrate needs a folder, or a URL that fsspec can write to, with Zarr v2 metadata"
-_SCALED_LINES = """this is a FITS image with BZERO, which references can't express: read parts with
-astropy (pip install astropy), which converts only these:
-  from astropy.io import fits
-  part = fits.open({file!r})[0].section[:10]  # or [1], for the first extension"""
-_BINARY_LINES = """this is a file, but neither a zip file nor references, whose name ends in .json;
-if it holds plain numbers, say where they are. For 1000 x 2000 big-endian float32 after a header of
-512 bytes (of an ENVI image, the file .hdr says all that), run:
-  import zarr
-  metadata, shape = {{}}, (1000, 2000)
-  endian = {{"name": "bytes", "configuration": {{"endian": "big"}}}}
-  zarr.create_array(metadata, shape=shape, chunks=shape, dtype="float32", compressors=None,
-                    serializer=endian)
-  references = {{"zarr.json": metadata["zarr.json"].to_bytes().decode()}}
-  references["c/0/0"] = [{url!r}, 512, 1000 * 2000 * 4]  # URL, offset, length in bytes
-  options = {{"fo": references, "remote_protocol": "file"}}
-  array = zarr.open_array("reference://", mode="r", storage_options=options)"""
-_REPOSITORY_LINES = """this is an Icechunk repository at a URL, which you can check from Python
-(if it is not on S3, with icechunk.gcs_storage, azure_storage, http_storage, ...):
-  import icechunk
-  from numcodecs_bytes.check import check
-  storage = icechunk.s3_storage(bucket={bucket!r}, prefix={prefix!r}, from_env=True)
-  repository = icechunk.Repository.open(storage)
-  print(*check(repository.readonly_session("main").store), sep="\\n")"""
 
 
 def open_store(
@@ -156,8 +119,10 @@ async def _is_repository(store: Store) -> bool:
 def _open_repository(location: str, icechunk_ref: dict[str, str]) -> Store:
     folder = location.removeprefix("file://")
     if "://" in folder:
-        bucket, _, prefix = folder.rstrip("/").partition("://")[2].partition("/")
-        raise ValueError(_REPOSITORY_LINES.format(bucket=bucket, prefix=prefix))
+        raise ValueError(
+            "this is an Icechunk repository at a URL: open it with icechunk, and pass "
+            'repository.readonly_session("main").store to numcodecs_bytes.check.check'
+        )
     _need("icechunk", "icechunk")
     import icechunk
 
@@ -200,7 +165,7 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
 def _open_url(url: str, options: JSONObject, *, read_only: bool) -> Store:
     _need("fsspec", "stores")
     if _REFERABLE_NAME.search(url):  # fsspec takes a file for an empty folder
-        _refuse_referable(url, _start_of_url(url, options))
+        _refuse_referable(_start_of_url(url, options))
     if url.endswith(".zip") and not url.startswith("zip:"):
         options = {url.partition("://")[0]: options}
         url = f"zip://::{url}"
@@ -243,11 +208,9 @@ def _is_zip(location: Store | str | Path) -> bool:
 def _open_zip(location: str) -> Store:
     with Path(location).open("rb") as file:
         start = file.read(NUM_START_BYTES)
-        if start.startswith(b"SIMPLE") and _is_scaled(file):
-            raise ValueError(_SCALED_LINES.format(file=str(Path(location).resolve())))
     if why := explain_stand_in(start):
         raise ValueError(why)
-    _refuse_referable(location, start)
+    _refuse_referable(start)
     if not start or start.startswith(b"PK\5\6"):  # the end of an archive
         what = "zip archive" if start else "file"
         raise ValueError(f"the {what} is empty: expected an archive with zarr.json or .zarray")
@@ -259,8 +222,10 @@ def _open_zip(location: str) -> Store:
         if node := next(filter(_is_node, Path(location).parents), None):
             what = "this is a file in a Zarr array or group"
             raise ValueError(f"{what}: give its folder, {node}") from error
-        url = Path(location).resolve().as_uri()
-        raise ValueError(_BINARY_LINES.format(url=url)) from error
+        raise ValueError(
+            "this is neither a zip archive nor references, whose name ends in .json; if it holds "
+            f"plain numbers, {_see('How do I read a raw binary file?')}"
+        ) from error
     return archive
 
 
@@ -269,39 +234,15 @@ def _is_node(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (".zarray", ".zgroup", "zarr.json"))
 
 
-def _is_scaled(file: BinaryIO) -> bool:
-    """Whether the first image or table of a FITS file has BZERO or BSCALE."""
-    file.seek(0)
-    has_data = False
-    while line := file.read(80):  # a line of a header; files without data consist of headers
-        name, value = line[:8].rstrip(), line[10:30].strip()
-        if name in (b"BZERO", b"BSCALE"):
-            return True
-        has_data = has_data or (name == b"NAXIS" and value != b"0")
-        if name == b"END" and has_data:
-            return False
-    return False
+def _refuse_referable(start: bytes) -> None:
+    """Raise ValueError if a file, given its first bytes, has a format that references describe."""
+    for what, starts, recipe in _REFERABLE:
+        if start.startswith(starts):
+            raise ValueError(f"this is {what}, not Zarr: {_see(recipe)}")
 
 
-def _refuse_referable(location: str, start: bytes) -> None:
-    """Raise ValueError that says how to make references to a file, known by its first bytes."""
-    for what, starts, packages, template in _REFERABLE:
-        if not start.startswith(starts):
-            continue
-        is_url = "://" in location
-        file = location if is_url else Path(location).resolve().as_posix()
-        folder, _, name = file.rpartition("/")
-        to = f"{name}.refs.json"  # a file that describes the data may end with .json, too
-        code = template.format(file=file, folder=folder, to=to)
-        if is_url and template.startswith(_TIFF):  # tifffile itself opens no URLs
-            opened = f"TiffFile(fsspec.open({file!r}).open())"
-            code = "import fsspec; " + code.replace(f"TiffFile({file!r})", opened)
-        # Windows knows only double quotes; in these, other shells expand some characters.
-        line = shlex.quote(code) if re.search(r'["$`\\!]', code) else f'"{code}"'
-        raise ValueError(
-            f"this is {what}, not Zarr: make references first (pip install {packages}):\n"
-            f"  python -c {line}"
-        )
+def _see(recipe: str) -> str:
+    return f'see "{recipe}" in the documentation, docs/recipes.md'
 
 
 def _start_of_url(url: str, options: JSONObject) -> bytes:

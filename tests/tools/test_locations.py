@@ -1,9 +1,6 @@
 """What the commands open: URLs with options of fsspec, Icechunk repositories and their versions."""
 
-import ast
-import inspect
 import json
-import textwrap
 
 import pytest
 import zarr
@@ -141,15 +138,7 @@ class TestIcechunk:
         assert main(["check", "s3://data/a/repo", "--storage-options", json.dumps(options)]) == 1
         assert main(["check", "s3://data/repo/", "--storage-options", json.dumps(options)]) == 2
         error = capsys.readouterr().err
-        assert "this is an Icechunk repository at a URL" in error
-        lines = textwrap.dedent(error.partition("...):\n")[2])
-        (storage,) = [n.value for n in ast.parse(lines).body if "storage =" in ast.unparse(n)]
-        assert (
-            ast.unparse(storage)
-            == "icechunk.s3_storage(bucket='data', prefix='repo', from_env=True)"
-        )
-        parameters = inspect.signature(pytest.importorskip("icechunk").s3_storage).parameters
-        assert {word.arg for word in storage.keywords} <= set(parameters)
+        assert "this is an Icechunk repository at a URL: open it with icechunk, and pass " in error
 
     @pytest.mark.parametrize("location", ["{}", "file://{}"])
     def test_in_a_folder(self, tmp_path, location):

@@ -82,10 +82,7 @@ def test_a_store_without_ranges_from_the_end(tmp_path, location, answer):
 
 @pytest.mark.parametrize("error", [ValueError, PermissionError, TimeoutError])
 def test_an_error_of_another_cause(folder, error):
-    """Where neither a range nor the whole chunk can be read, ranges are not to blame.
-
-    Nothing was said of such a chunk.
-    """
+    """Nothing was said of a chunk of which neither a range nor all can be read."""
 
     def answer(_number, _buffer):
         raise error
@@ -93,7 +90,7 @@ def test_an_error_of_another_cause(folder, error):
     store = CountingStore(folder)
     store.answer = answer
     for report in check(store):
-        assert report.partial_reads == "yes"
+        assert report.partial_reads == "not known: a chunk can't be read"
         assert report.problems == [f"chunk {report.path}/c/0 can't be read: {error.__name__}"]
 
 
