@@ -63,6 +63,7 @@ class _Change(NamedTuple):
 
 
 _Changes = dict[str, _Change]  # by key
+_LEAVE = "if Zarr v3 is right, leave it so"
 _MOVE = "if Zarr v2 is right, move zarr.json out of the store and run this again"
 _HOW_TO_OPEN = (
     "it stays in Zarr v2, so it does not show in Zarr v3 groups: open it by its own path, or the "
@@ -319,7 +320,7 @@ def _why_kept(path: str, documents: _Documents, below: dict[str, _Documents]) ->
     names = value_or_expected_error(_names_that_differ, path, documents, below)
     if isinstance(names, Exception):
         return f"it can't be compared with what migrate writes: {explain_error(names)}; {_MOVE}"
-    return names and f"zarr.json differs from what migrate writes in {names}; {_MOVE}"
+    return names and f"zarr.json differs from what migrate writes in {names}; {_LEAVE}; {_MOVE}"
 
 
 def _names_that_differ(path: str, documents: _Documents, below: dict[str, _Documents]) -> str:
@@ -410,7 +411,8 @@ class _Migration:
         of_v3 = [f"node {node}" for node, each in self.below[path].items() if not _has_v2(each)]
         if lost := [*_lost_members(intact, document), *of_v3]:
             raise ValueError(
-                f"zarr.json has what would be lost, so it is kept: {', '.join(lost)}; {_MOVE}"
+                f"zarr.json has what would be lost, so it is kept: {', '.join(lost)}; {_LEAVE}; "
+                f"{_MOVE}"
             )
         if not self.overwrite:
             what = f"differs from what migrate writes in {differing(existing, document)}"

@@ -452,12 +452,10 @@ class TestHierarchies:
         write_v2(tmp_path / "a/filtered", bytes(8), "<i4", filters=filters)
         found = check(at(location, tmp_path / "a"))
         assert found.keys() == {"full", "zipped", "bools", "needless", "filtered"}
-        assert (
-            found["filtered"]
-            .notes.pop()
-            .startswith('zarr opens the filter or compressor "bytes" only')
-        )
-        assert [(report.problems, report.notes) for report in found.values()] == [([], [])] * 5
+        hidden, of_filter = found.pop("filtered").notes
+        assert hidden.startswith("it is of Zarr v2, which a Zarr v3 group above it does not show: ")
+        assert of_filter.startswith('zarr opens the filter or compressor "bytes" only')
+        assert [(report.problems, report.notes) for report in found.values()] == [([], [])] * 4
 
     @pytest.mark.parametrize(
         "write",
@@ -752,6 +750,39 @@ class TestChunks:
             assert check(tmp_path)["it's"].notes == [other]
             assert array[...].tolist() == [[1, 1], [1, 1]]
         assert other.endswith("because no chunk has such a name: data.csv.partial")
+
+    def test_what_a_group_of_zarr_v3_hides(self, tmp_path):
+        """As after `migrate --exclude`: nothing said why the group does not show it."""
+        group = zarr.create_group(tmp_path, zarr_format=3)
+        group.create_array("new", shape=4, dtype="i1")
+        settings = {"shape": 4, "dtype": "i1", "zarr_format": 2}
+        zarr.create_array(tmp_path / "old", **settings)
+        zarr.create_group(tmp_path / "a/b", zarr_format=2)
+        zarr.create_array(tmp_path / "a/b/c", **settings)
+        notes = {path: report.notes for path, report in check(tmp_path).items()}
+        hidden = [path for path, said in notes.items() if "a Zarr v3 group above" in str(said)]
+        assert hidden == ["a/b/c", "old"]
+
+    @pytest.mark.parametrize("kind", ["folder", "file", "obstore"])
+    def test_a_file_beside_an_array(self, tmp_path, kind):
+        """It was taken for an array or a group, which can't be read."""
+        zarr.create_group(tmp_path, zarr_format=2).create_array("a", shape=4, dtype="i1")
+        (tmp_path / "README").write_text("text")
+        store = tmp_path
+        if kind == "file":
+            pytest.importorskip("fsspec")
+            store = f"file://{tmp_path}"
+        elif kind == "obstore":
+            obstore = pytest.importorskip("obstore.store")
+            store = zarr.storage.ObjectStore(obstore.LocalStore(tmp_path))
+        (report,) = checks.check(store)
+        assert (report.path, report.problems) == ("a", [])
+
+    @pytest.mark.parametrize(("codec", "dtype"), [({"endian": "little"}, "<f4"), ({}, "|u1")])
+    def test_filters_that_need_no_dtype(self, tmp_path, codec, dtype):
+        filters = [{"id": "bytes", **codec}]
+        write_v2(tmp_path, bytes(4 * int(dtype[-1])), dtype, filters=filters)
+        assert check(tmp_path)[""].problems == []
 
     def test_a_chunk_without_padding(self, tmp_path):
         """To rewrite it was advised, with intact elements in it."""

@@ -532,7 +532,7 @@ def _report_listing(
     unread = [each for each in beside if each.kind in ("other", "misnamed")]
     others = [each.name for each in unread if each not in misnamed]
     num_chunks = report.num_chunks
-    if num_chunks == limits.max_chunks:
+    if num_chunks == limits.max_chunks and num_chunks < num_in_all:
         report.notes.append(f"{num_chunks} of {num_in_all} chunks were checked")
         return
     num_tried = num_in_all

@@ -122,6 +122,8 @@ def document_at(store: Store, key: str) -> Document:
     raw = value_or_error(_read, store, key)
     if raw is None or isinstance(raw, FileNotFoundError | NotADirectoryError):
         return None
+    if isinstance(raw, Exception) and "kind: NotADirectory," in str(raw):  # of obstore
+        return None
     if isinstance(raw, Exception):
         return Broken(raw)
     try:

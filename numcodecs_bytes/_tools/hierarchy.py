@@ -38,6 +38,7 @@ class FoundArray(NamedTuple):
     path: str
     document: Document  # None if only consolidated metadata have the array
     problems: list[str]  # with the consolidated metadata
+    is_hidden: bool = False  # because it is of Zarr v2, and a group above it of Zarr v3
 
 
 class _Consolidated(NamedTuple):
@@ -53,6 +54,7 @@ class _Folder(NamedTuple):
 
     arrays: dict[str, JSONObject | Broken]  # by their paths
     consolidated: _Consolidated | None = None  # it is compared with the arrays below
+    v3_group: str | None = None  # the path, if it is one
 
 
 def find_arrays(store: Store) -> Iterator[FoundArray]:
@@ -61,15 +63,19 @@ def find_arrays(store: Store) -> Iterator[FoundArray]:
     Raises the store's error if its root can't be read.
     """
     consolidated: dict[str, _Consolidated] = {}  # by the paths of the groups
+    v3_groups: set[str | None] = set()
     paths: set[str] = set()
     for folder in walk(store, partial(_visit, store)):
+        v3_groups.add(folder.v3_group)
         if folder.consolidated is not None:
             consolidated[folder.consolidated.group] = folder.consolidated
         for path, document in folder.arrays.items():
             paths.add(path)
             above = [consolidated[g] for g in groups_above(path) if g in consolidated]
             problems = list(_stale_metadata(store, path, document, list(reversed(above))))
-            yield FoundArray(path, document, problems)
+            is_v2 = isinstance(document, dict) and document.get("zarr_format") == 2
+            is_hidden = is_v2 and not v3_groups.isdisjoint(groups_above(path))
+            yield FoundArray(path, document, problems, is_hidden)
     for path, problem in _deleted_arrays(store, list(consolidated.values()), paths):
         yield FoundArray(path, None, [problem])
 
@@ -106,7 +112,9 @@ def _visit(store: Store, path: str) -> tuple[_Folder, list[str]]:
             "it is a group whose arrays the store does not list: give the path or URL of an array, "
             "or consolidate metadata"
         )
-    return _Folder({}, consolidated), [name for name in names if not METADATA.fullmatch(name)]
+    v3_group = path if isinstance(document, dict) and node_type == "group" else None
+    others = [name for name in names if not METADATA.fullmatch(name)]
+    return _Folder({}, consolidated, v3_group), others
 
 
 def _why_no_path(store: Store, path: str) -> Broken | None:

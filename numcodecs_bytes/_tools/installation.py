@@ -33,6 +33,8 @@ def report() -> JSONObject:
     why_left = "arrays are left to zarr alone" if why_aside else why_no_parts  # it is said once
     if mode and why_left:
         wrong_mode = f"{in_place} is {mode!r}{options.set_by(in_place)}, but {why_left}"
+    if mode == "require" and not wrong_mode:
+        values[in_place] = mode, ""
     unsupported = unsupported_versions()
     by_default = "" if options.origin_of(in_place) else ", as by default"
     why_no_writes = wrong_mode or ("" if mode else f"{in_place} is False{by_default}")
@@ -137,7 +139,7 @@ def _class_in_use(find_class: Callable[[], type]) -> tuple[str | None, str]:
     """Return the name of a class, and why it is not ours, or ""."""
     kind = value_or_error(find_class)
     if isinstance(kind, Exception):  # a setting is wrong
-        return None, f"{type(kind).__name__}: {kind}"
+        return None, f"{type(kind).__name__}: {kind}".rstrip(".")
     name = name_of_type(kind)
     if name.startswith("numcodecs_bytes."):
         return name, ""

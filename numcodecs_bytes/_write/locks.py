@@ -138,6 +138,8 @@ def _open(path: str) -> int | None:
         if not stat.S_ISREG(mode):
             if stat.S_ISDIR(mode):
                 raise ZarrFails("a folder has its name; move it away")
+            if stat.S_ISLNK(mode) and not os.path.exists(path):  # path is a str
+                raise ZarrFails("it is a symbolic link to a missing file: restore that first")
             link = "a symbolic link, which zarr replaces by a file"
             raise LeftToZarr(f"it is {link if stat.S_ISLNK(mode) else 'not a regular file'}")
         return _open_to_lock(partial(os.open, path, os.O_RDWR))

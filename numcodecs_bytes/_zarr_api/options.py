@@ -142,13 +142,19 @@ _VARIABLES = {
     _letters_of(name): name
     for name in (*_OF_ZARR, *[f"ZARR_NUMCODECS_BYTES__{name.upper()}" for name in NAMES])
 }
+
+
+def _meant_by(variable: str) -> str:
+    """Return the variable that is meant by a misspelt one, or ""."""
+    close, is_of_zarr = [_letters_of(variable)], variable.startswith("ZARR_")
+    if is_of_zarr:  # up to one letter in fourteen
+        close = difflib.get_close_matches(close[0], _VARIABLES, n=1, cutoff=0.93)
+    meant = _VARIABLES.get(close[0], "") if close else ""
+    return "" if is_of_zarr and variable.upper() == meant else meant
+
+
 # Environment variables that are misspelt; zarr, too, looks at them only once.
-_MEANT = {name: _VARIABLES.get(_letters_of(name), "") for name in os.environ}
-_MISSPELT = {
-    name: meant
-    for name, meant in _MEANT.items()
-    if meant and not (name.startswith("ZARR_") and name.upper() == meant)
-}
+_MISSPELT = {name: meant for name in os.environ if (meant := _meant_by(name))}
 
 
 def classes_not_installed() -> list[str]:
@@ -163,7 +169,9 @@ def unknown_keys() -> list[str]:
     """Return the keys and variables that look like options of this package, but are not."""
     unknown = list(_MISSPELT)
     # Where zarr puts what such a variable sets.
-    of_variables = {name.removeprefix("ZARR_").lower().partition("__")[0] for name in unknown}
+    set_by_them = [name.removeprefix("ZARR_").lower().partition("__") for name in unknown]
+    of_variables = {section for section, _, _ in set_by_them}
+    known = {*NAMES, *[key for section, _, key in set_by_them if section == "numcodecs_bytes"]}
     # An untested zarr may have a config of another kind, which refuses such keys by itself.
     config: Any = getattr(zarr.config, "config", {})
     for section, options in list(config.items()):  # which other threads may change
@@ -173,7 +181,7 @@ def unknown_keys() -> list[str]:
             continue
         name = name.replace("-", "_")
         if name == "numcodecs_bytes" and isinstance(options, dict):
-            names = [key for key in list(options) if str(key).replace("-", "_") not in NAMES]
+            names = [key for key in list(options) if str(key).replace("-", "_") not in known]
             unknown += [f"numcodecs_bytes.{key}" for key in names]
         elif name == "numcodecs_bytes":
             unknown.append(f"numcodecs_bytes = {options!r}")

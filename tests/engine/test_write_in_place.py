@@ -424,6 +424,18 @@ class TestNotInPlace:
         self.check(tmp_path / "a", why)
         assert other.read_bytes() == before
 
+    @pytest.mark.needs("fcntl")
+    def test_a_link_to_a_missing_file(self, tmp_path):
+        """It was advised to let zarr replace it, by a chunk of fill values."""
+        array = create(tmp_path / "a")
+        array[...] = self.DATA
+        make_symbolic_link(tmp_path / "a/c/0/0")
+        (tmp_path / "a/c/elsewhere").unlink()
+        why = r"it is a symbolic link to a missing file: restore that first \(numcodecs_bytes.write"
+        with zarr.config.set(REQUIRE), pytest.raises(RuntimeError, match=why):
+            array[2, 1:] = -2
+        assert (tmp_path / "a/c/0/0").is_symlink()
+
     @pytest.mark.parametrize("name", OTHERS)
     def test_other_stores_and_codecs(self, tmp_path, name):
         make, settings, why = OTHERS[name]
