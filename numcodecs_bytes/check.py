@@ -35,7 +35,13 @@ from numcodecs_bytes._read.remote_object import RemoteObject
 from numcodecs_bytes._sources.files import FileExtent
 from numcodecs_bytes._sources.store_states import state_of
 from numcodecs_bytes._sources.stores import find_extent
-from numcodecs_bytes._tools.arrays import Grid, array_of, layout_for_partial_reads, why_not_opened
+from numcodecs_bytes._tools.arrays import (
+    Grid,
+    array_of,
+    layout_for_partial_reads,
+    layout_of,
+    why_not_opened,
+)
 from numcodecs_bytes._tools.check_chunks import check_chunks
 from numcodecs_bytes._tools.documents import Broken, as_json, document_at, join
 from numcodecs_bytes._tools.hierarchy import find_arrays
@@ -94,10 +100,10 @@ def check(
     """
     if not isinstance(limits, Limits | None):
         raise TypeError(f"limits must be Limits(max_chunks=...), got {limits!r}")
-    if not isinstance(icechunk_ref, dict | None):
-        raise TypeError(
-            f"icechunk_ref must be a dict such as {{'branch': 'main'}}, got {icechunk_ref!r}"
-        )
+    kinds = ({"branch"}, {"tag"}, {"snapshot"})
+    if icechunk_ref and (not isinstance(icechunk_ref, dict) or icechunk_ref.keys() not in kinds):
+        expected = "a dict with 'branch', 'tag' or 'snapshot', such as {'branch': 'main'}"
+        raise TypeError(f"icechunk_ref must be {expected}, got {icechunk_ref!r}")
     opened = open_store(store, storage_options=storage_options, icechunk_ref=icechunk_ref)
     with contextlib.nullcontext() if opened is store else contextlib.closing(opened):
         yield from _check_arrays(opened, limits or Limits(), progress)
@@ -141,7 +147,9 @@ def _check_array(
 ) -> None:
     array = value_or_error(array_of, document, store_path)
     if isinstance(array, Exception):
-        why = explain_wrong_setting(array) or f": {describe_error(array)}"
+        lacks = isinstance(array, KeyError)
+        of_metadata = f"its metadata lack {array}" if lacks else describe_error(array)
+        why = explain_wrong_setting(array) or f": {of_metadata}"
         report.add_problem(f"zarr can't open it{why}")
         report.notes += filter(None, (explain_other_codec(), why_not_opened(document)))
         return
@@ -198,10 +206,7 @@ async def _request_a_byte(array: AnyArray, chunk_coords: ChunkCoords) -> str | N
     extent = find_extent(chunk)
     if isinstance(extent, FileExtent):
         return None
-    # Arrays are read in part, so the version of zarr is one with which this can be imported.
-    from numcodecs_bytes._pipeline.array_layouts import layout_of_array
-
-    start, layout = extent.start, layout_of_array(array, Grid.of(array).chunk_shape(chunk_coords))
+    start, layout = extent.start, layout_of(array, chunk_coords)
     if isinstance(layout, ShardLayout):
         start, _ = layout.index_range(start, extent.num_bytes)
     # Not all stores serve the end of an object, where most shards have their index.

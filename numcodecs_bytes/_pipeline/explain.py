@@ -14,11 +14,12 @@ from zarr.storage import StorePath
 from numcodecs_bytes._core.catch import async_value_or_error, value_or_error
 from numcodecs_bytes._core.dtypes import EndianError
 from numcodecs_bytes._core.interrupts import interrupt_of
-from numcodecs_bytes._core.lengths import EMPTY, NUM_START_BYTES, LengthError, explain_stand_in
+from numcodecs_bytes._core.lengths import NUM_START_BYTES, LengthError
 from numcodecs_bytes._pipeline.array_access import ArrayAccess
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.shards import NO_INDEX_ENDIAN, REMEDY, LayoutOf
 from numcodecs_bytes._read.chunk_read import chunk_reads
+from numcodecs_bytes._sources.shard_index import explain_shard
 from numcodecs_bytes._sources.stores import (
     is_in_shard,
     kind_of_reference,
@@ -89,16 +90,12 @@ async def _explain(
         add_note(error, NO_INDEX_ENDIAN)
     elif _is_of_data(error, doing):
         is_one = is_asked and len(requests) == 1
-        why = await _explain_shard(first) if is_one else ""
-        if why or not isinstance(error, LengthError):  # which says what to do
+        layout = value_or_error(layout_of, spec)
+        why = await explain_shard(first, layout) if is_one else ""
+        if not isinstance(error, LengthError):
             add_note(error, why or f"a shard may be damaged: {REMEDY}")
-
-
-async def _explain_shard(shard: StorePath) -> str:
-    """Return what stands for a shard, or that it is empty, and what to do; or ""."""
-    if await async_value_or_error(shard.store.getsize(shard.path)) == 0:
-        return EMPTY
-    return explain_stand_in(await start_of(shard))
+        elif why:  # it says what to do
+            add_note(error, why.removesuffix(f": {REMEDY}"))
 
 
 def _is_of_data(error: Exception, doing: Doing) -> bool:

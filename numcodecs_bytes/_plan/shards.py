@@ -40,8 +40,9 @@ CACHED_INNER_CHUNKS = 1 << 8
 
 # What to do if a shard seems to be damaged.
 REMEDY = (
-    "restore it; if the metadata state wrong codecs, a wrong index_location or inner chunk shape, "
-    "correct them; until then, write nothing to it, to keep inner chunks that may be intact"
+    "restore it; if the metadata state a wrong data type, inner chunk shape, codecs, index_codecs "
+    "or index_location, correct them; until then, write nothing to it, to keep inner chunks that "
+    "may be intact"
 )
 NO_INDEX_ENDIAN = "the bytes codec in index_codecs has no endian: add it"
 
@@ -152,6 +153,19 @@ class ShardLayout:
         if num_bytes < self.index_bytes:
             raise ZarrFails(f"the shard is too short for its index: {REMEDY}")
         return 0 if self.is_index_first else num_bytes - self.index_bytes
+
+    def why_unusual(self, index: UInt64Array, num_bytes: int) -> str:
+        """Return which inner chunk an index places wrongly in a shard of `num_bytes`, or ""."""
+        starts, lengths, length = index[..., 0], index[..., 1], self.inner.num_bytes
+        is_missing = (starts == MISSING) & (lengths == MISSING)
+        is_wrong = (lengths != length) | (starts > max(num_bytes - length, 0))
+        for coords in np.argwhere(is_wrong & ~is_missing)[:1]:
+            start, stated = index[tuple(coords)]
+            return (
+                f"its index says that inner chunk {tuple(map(int, coords))} has {stated} bytes at "
+                f"offset {start}, expected {length} within the {num_bytes} bytes of the shard"
+            )
+        return ""
 
     def index_range(self, start: int, num_bytes: int | None) -> tuple[int, int | None]:
         """Return the range of the index in an object, in which the shard begins at `start`.

@@ -2,15 +2,21 @@
 
 import os
 from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
+from zarr.abc.store import RangeByteRequest
+from zarr.storage import StorePath
 
+from numcodecs_bytes._core.catch import async_value_or_error
 from numcodecs_bytes._core.dtypes import EndianError, UInt8Array, UInt64Array
 from numcodecs_bytes._core.interrupts import raise_if_of_caller
+from numcodecs_bytes._core.lengths import EMPTY, explain_stand_in
 from numcodecs_bytes._plan.outcome import FetchCounts, ZarrFails
 from numcodecs_bytes._plan.shards import NO_INDEX_ENDIAN, REMEDY, ShardLayout
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.files import OpenExtent
+from numcodecs_bytes._sources.stores import start_of
 from numcodecs_bytes._zarr_api.private_names import decode_index
 from numcodecs_bytes._zarr_api.versions import has_index_checksum
 
@@ -35,7 +41,32 @@ def index_of(shard: ShardLayout, raw: UInt8Array) -> UInt64Array:
         raise ZarrFails(NO_INDEX_ENDIAN) from error
     except ValueError as error:
         raise_if_of_caller(error)
-        raise ZarrFails(f"the index of the shard is damaged: {REMEDY}") from error
+        raise ZarrFails(f"the index of the shard can't be decoded: {REMEDY}") from error
+
+
+async def explain_shard(shard: StorePath, layout: object) -> str:
+    """Return what is wrong with a shard, and what to do; "" if that is not known.
+
+    `layout` is a `ShardLayout` unless inner chunks are not read in part.
+    """
+    num_bytes: Any = await async_value_or_error(shard.store.getsize(shard.path))
+    if num_bytes == 0:
+        return EMPTY
+    if why := explain_stand_in(await start_of(shard)):
+        return why
+    if not isinstance(layout, ShardLayout) or not isinstance(num_bytes, int):
+        return ""
+    try:
+        start = layout.index_start(num_bytes)
+        part = RangeByteRequest(start, start + layout.index_bytes)
+        raw = await async_value_or_error(shard.get(byte_range=part))
+        if raw is None or isinstance(raw, Exception):
+            return ""
+        index = index_of(layout, np.frombuffer(raw.to_bytes(), np.uint8))
+    except ZarrFails as why:
+        return str(why)
+    wrong = layout.why_unusual(index, num_bytes)
+    return wrong and f"{wrong}: {REMEDY}"
 
 
 def _read_index(shard: ShardLayout, extent: OpenExtent) -> tuple[UInt64Array, bytes]:

@@ -17,6 +17,7 @@ from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.dtypes import ML_DTYPES, why_missing
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import AlreadyInMemory, LeftToZarr, NoReference, NotOpen
+from numcodecs_bytes._plan.shards import AnyLayout
 from numcodecs_bytes._sources.files import FileExtent, length_of_file
 from numcodecs_bytes._sources.stores import find_extent
 from numcodecs_bytes._tools.partial_reads import check_pipeline
@@ -98,17 +99,22 @@ class Grid:
         return tuple(slice(start, min(stop, size)) for start, stop, size in ends)
 
 
+def layout_of(array: AnyArray, chunk_coords: tuple[int, ...]) -> AnyLayout:
+    """Return how a chunk is stored; raise `LeftToZarr`, or an error on an untested zarr."""
+    # An untested version of zarr may lack what this imports.
+    from numcodecs_bytes._pipeline.array_layouts import layout_of_array
+
+    return layout_of_array(array, Grid.of(array).chunk_shape(chunk_coords))
+
+
 def layout_for_partial_reads(array: AnyArray) -> Layout:
     """Return the layout of an array's (inner) chunks, parts of which can be read.
 
     Raises `LeftToZarr` if that is not so. Nothing is requested.
     """
     check_pipeline(array)
-    # An untested version of zarr may lack what this imports.
-    from numcodecs_bytes._pipeline.array_layouts import layout_of_array
-
     origin = (0,) * array.ndim
-    layout = layout_of_array(array, Grid.of(array).chunk_shape(origin))
+    layout = layout_of(array, origin)
     first = array.metadata.encode_chunk_key(origin)
     extent: object = value_or_error(find_extent, array.store_path / first)
     if isinstance(extent, FileExtent):

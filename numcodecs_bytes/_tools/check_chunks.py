@@ -44,8 +44,9 @@ from numcodecs_bytes._core.lengths import (
     explain_start,
 )
 from numcodecs_bytes._plan.shards import NO_INDEX_ENDIAN, REMEDY
+from numcodecs_bytes._sources.shard_index import explain_shard
 from numcodecs_bytes._sources.stores import kind_of_reference, start_of
-from numcodecs_bytes._tools.arrays import Grid, array_of
+from numcodecs_bytes._tools.arrays import Grid, array_of, layout_of
 from numcodecs_bytes._tools.documents import join, local_path
 from numcodecs_bytes._tools.reporting import (
     ArrayReport,
@@ -466,6 +467,9 @@ async def _problem_in(array: AnyArray, run: list[ChunkCoords]) -> _Problem | Non
             if not start:  # the error is the store's
                 is_reference = bool(kind_of_reference(array.store, chunk.path))
                 return _Problem(describe_failure(decoded, is_reference=is_reference))
+            layout = value_or_error(layout_of, array, run[0])
+            if grid.is_sharded and (why := await explain_shard(chunk, layout)):
+                return _Problem(f"can't be read: {why}")
             return _Problem(f"can't be read: {_explain_decoding(decoded, start, grid)}")
         num_invalid += _count_invalid(np.asarray(decoded))
     if not num_invalid:

@@ -609,7 +609,7 @@ class TestAdvice:
         ):
             damage()
             said = self.refused(zarr.open_array(tmp_path))
-            assert "restore it; if the metadata state wrong codecs, a wrong index_loc" in said
+            assert "restore it; if the metadata state a wrong data type, inner chunk" in said
 
     def test_for_what_is_read_only(self, tmp_path, monkeypatch):
         """zarr can't write there either."""
