@@ -1293,7 +1293,7 @@ class TestKindsOfStores:
             (b"\xff1234567", ""),
             ("12345678", ""),
             (["{}", 2, 8], ""),
-            (["{}"], "holds 20 bytes, expected 8: if the reference is wrong, make "),
+            (["{}"], "holds 20 bytes, expected 8: the reference means all of its fi"),
             (b"\xff234567", "holds 7 bytes, expected 8: make the references again; if the m"),
             (b"", "holds 0 bytes, expected 8: make the references again; if the m"),
             (["{}", 13, 8], "holds 7 bytes, expected 8: if the reference is wrong, "),

@@ -53,10 +53,20 @@ _OF_ZARR_V3: dict[str, dict[str, Any]] = {
     "gzip": {"level": 5},
     "blosc": {"cname": "zstd", "clevel": 5, "shuffle": "noshuffle", "blocksize": 0},
 }
-
-
-# What references, if any, say about a chunk: where it is in another file, or all of it.
-Reference = Literal["", "to a file", "inlined"]
+# What a chunk is if it is no object of its own, and what helps if it has the wrong length.
+Reference = Literal["", "to part of a file", "to a whole file", "inlined", "in a repository"]
+_REMEDIES: dict[Reference, str] = {
+    "to part of a file": (
+        "if the reference is wrong, make the references again; if the file that it points to is "
+        "truncated, restore that"
+    ),
+    "to a whole file": (
+        "the reference means all of its file, because it has no offset and length: add these, or "
+        "restore the file"
+    ),
+    "inlined": "make the references again",
+    "in a repository": "restore the repository or, if the chunk is virtual, the file that it is in",
+}
 
 
 class LengthError(ValueError):
@@ -113,13 +123,8 @@ def explain_length(
         "the wrong data type, chunk shape or codecs",
     )
     correct = f"; if {metadata} state {wrong}, correct them"
-    if reference == "inlined":
-        return f"make the references again{'' if others_fit else correct}"
     if reference:
-        return (
-            "if the reference is wrong, make the references again; if the file that it points to "
-            f"is truncated, restore that{'' if others_fit else correct}"
-        )
+        return f"{_REMEDIES[reference]}{'' if others_fit else correct}"
     if others_fit is False:
         return f"{metadata} seem to state {wrong}: correct them"
     if num_bytes < expected:

@@ -42,6 +42,7 @@ from numcodecs_bytes._zarr_api.file_systems import (
     reference_to,
     references_of,
     target_of,
+    target_of_chunk,
     unwrapped,
 )
 from numcodecs_bytes._zarr_api.names import name_of_class
@@ -126,11 +127,16 @@ def only_states_lengths(store: object) -> bool:
 
 
 def kind_of_reference(store: object, key: str) -> Reference:
-    """Return whether a chunk may be a reference, or virtual: a part of another file."""
+    """Return what the chunk at a key is if it may be a reference, or virtual."""
+    if _SOURCES.get(name_of_class(store)) is _of_manifest_store:
+        return "to part of a file"
+    if references_of(store) is None:
+        return "in a repository" if only_states_lengths(store) else ""
     if is_inlined(value_or_error(reference_to, store, key)):
         return "inlined"
-    has_manifests = _SOURCES.get(name_of_class(store)) is _of_manifest_store
-    return "to a file" if has_manifests or only_states_lengths(store) else ""
+    target = value_or_error(target_of_chunk, store, key)
+    is_whole = isinstance(target, tuple) and target[1] is None
+    return "to a whole file" if is_whole else "to part of a file"
 
 
 async def start_of(chunk: StorePath, num_bytes: int = NUM_START_BYTES) -> bytes:

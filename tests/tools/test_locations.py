@@ -90,7 +90,7 @@ class TestStorageOptions:
         both = {"remote_options": options, "target_options": options}
         for url, given in ((tmp_path / "a.json", options), ("s3://data/a.json", both)):
             (report,) = check(url, storage_options=given)
-            why = "holds 3 bytes, expected 4: if the reference is wrong"
+            why = "holds 3 bytes, expected 4: the reference means all of its file, because it"
             (problem,) = report.problems
             assert problem.startswith(f"chunk a/c/0 (s3://data/file) {why}")
 
