@@ -53,7 +53,6 @@ from numcodecs_bytes._tools.reporting import (
     ProgressBar,
     describe_error,
     describe_failure,
-    explain_error,
     is_bug,
     value_or_expected_error,
 )
@@ -66,6 +65,7 @@ from numcodecs_bytes.codec import Bytes
 
 __all__ = ["ArrayReport", "Limits", "check"]
 
+_DISAGREE = "zarr reads zarr.json: correct the one that is wrong"
 _WHILE_INSTALLED = "only while numcodecs-bytes is installed"
 
 
@@ -121,7 +121,7 @@ def _check_arrays(
             report.notes.append(f"{hidden}: open it by its path")
         error = None
         if isinstance(document, Broken):
-            report.add_problem(f"its metadata can't be read: {explain_error(document.error)}")
+            report.add_problem(f"its metadata {describe_failure(document.error)}")
         elif document is not None:
             store_path = StorePath(store, path)
             error = value_or_error(_check_array, store_path, document, report, limits, progress)
@@ -256,7 +256,7 @@ def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayR
         report.notes.append(f".zarray and zarr.json can't be compared: {describe_error(found)}")
         return
     for disagreement in found:
-        report.add_problem(f".zarray and zarr.json disagree: {disagreement}")
+        report.add_problem(f".zarray and zarr.json disagree: {disagreement}; {_DISAGREE}")
 
 
 def _compare_attributes(of_v2: JSONObject, of_v3: JSONObject, report: ArrayReport) -> None:
@@ -267,7 +267,7 @@ def _compare_attributes(of_v2: JSONObject, of_v3: JSONObject, report: ArrayRepor
         if as_json(of_v2.get(name)) != as_json(of_v3.get(name)):
             report.add_problem(
                 f".zattrs and zarr.json disagree: attribute {name} is {values[0]} in .zattrs, "
-                f"{values[1]} in zarr.json"
+                f"{values[1]} in zarr.json; {_DISAGREE}"
             )
 
 

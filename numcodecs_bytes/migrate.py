@@ -33,6 +33,7 @@ from numcodecs_bytes._tools.documents import (
     document_at,
     groups_above,
     join,
+    local_path,
     names_in,
     walk,
 )
@@ -242,6 +243,9 @@ def _find_nodes(store: Store) -> Iterator[tuple[str, _Documents]]:
 def _visit(store: Store, path: str) -> tuple[tuple[str, _Documents], list[str]]:
     """Return a folder's path and documents, and the names in it where further nodes may be."""
     every = {name: document_at(store, join(path, name)) for name in METADATA_NAMES}
+    if _is_elsewhere(store, path):
+        why = Broken(ValueError("a symbolic link leads to it from another store: migrate it there"))
+        every = {name: document and why for name, document in every.items()}
     broken = [document for document in every.values() if isinstance(document, Broken)]
     if not path and len(broken) == len(every):
         raise broken[0].error  # the store can't be read at all
@@ -252,6 +256,14 @@ def _visit(store: Store, path: str) -> tuple[tuple[str, _Documents], list[str]]:
     if ".zgroup" in documents and ".zgroup" not in names:
         raise ValueError("the store does not list its contents: migrate a copy in a folder")
     return (path, documents), [name for name in names if name not in METADATA_NAMES]
+
+
+def _is_elsewhere(store: Store, path: str) -> bool:
+    """Whether a folder is outside that of its store, because a symbolic link leads there."""
+    root, folder = local_path(store, ""), local_path(store, path)
+    if root is None or folder is None:
+        return False
+    return not folder.resolve().is_relative_to(root.resolve())
 
 
 def _kind(documents: _Documents) -> str:

@@ -304,8 +304,16 @@ class TestWrongMetadata:
     @pytest.mark.parametrize(
         ("dtype", "num_bytes", "expected"),
         [
-            ("f8", 32, " (if the chunk shape (8,) is right, these are float32)"),
-            ("u2", 64, " (if the chunk shape (8,) is right, these are uint64)"),
+            (
+                "f8",
+                32,
+                " (if the chunk shape (8,) is right, these are float32; compare some val",
+            ),
+            (
+                "u2",
+                64,
+                " (if the chunk shape (8,) is right, these are uint64; compare some val",
+            ),
             ("i4", 24, ""),  # no integers have 3 bytes
             ("i4", 33, ""),
         ],
@@ -317,10 +325,15 @@ class TestWrongMetadata:
         for path in (tmp_path / "c").iterdir():
             path.write_bytes(bytes(num_bytes))
         (problem,) = check(tmp_path)[""].problems
-        assert problem == (
+        why = (
+            "the metadata, or a consolidated copy of them, seem to state the wrong data type, "
+            f"chunk shape or codecs: correct them{expected}"
+        )
+        if num_bytes == 24:
+            why = "if it is truncated, restore or rewrite it; if the metadata, "
+        assert problem.startswith(
             f"each of its 2 chunks, such as c/0, holds {num_bytes} bytes, expected "
-            f"{8 * array.dtype.itemsize}: the metadata, or a consolidated copy of them, seem to "
-            f"state the wrong data type, chunk shape or codecs: correct them{expected}"
+            f"{8 * array.dtype.itemsize}: {why}"
         )
         (tmp_path / "c/0").write_bytes(b"")
         assert [found.split()[1] for found in check(tmp_path)[""].problems] == ["c/0", "c/1"]
@@ -750,6 +763,17 @@ class TestChunks:
             assert check(tmp_path)["it's"].notes == [other]
             assert array[...].tolist() == [[1, 1], [1, 1]]
         assert other.endswith("because no chunk has such a name: data.csv.partial")
+
+    def test_several_wrong_chunks_of_one_length(self, tmp_path):
+        """Chunks of another data type were said to be damaged, and to be rewritten."""
+        array = zarr.create_array(tmp_path, shape=8, chunks=2, dtype="f4", compressors=None)
+        array[...] = 1
+        for i in range(2):
+            (tmp_path / f"c/{i}").write_bytes(np.ones(2).tobytes())
+        for problem in check(tmp_path)[""].problems:
+            assert "holds 16 bytes, expected 8: 2 chunks have that length, and may be i" in problem
+            assert problem.endswith("before you write): keep them, and convert or restore them")
+            assert "these are float64" in problem
 
     def test_what_a_group_of_zarr_v3_hides(self, tmp_path):
         """As after `migrate --exclude`: nothing said why the group does not show it."""

@@ -856,7 +856,7 @@ class TestCheck:
         found = [problem for problem in report.problems if "missing, but" not in problem]
         for name, problem in zip([*names, "list of codecs"], found, strict=True):
             assert problem.startswith(f".zarray and zarr.json disagree: the {name} is ")
-        assert problem.endswith("bytes(endian=big) in .zarray, bytes(endian=little) in zarr.json")
+        assert "bytes(endian=big) in .zarray, bytes(endian=little) in zarr.json; zarr re" in problem
 
     def test_attributes_that_differ(self, tmp_path):
         """Check found no problem, and migrate said that Zarr v2 lacked the attribute."""
@@ -868,14 +868,53 @@ class TestCheck:
         of_v3.attrs.put({"scale_factor": 5, "of_v3": 0})
         (report,) = check(zarr.storage.LocalStore(tmp_path))
         disagree = ".zattrs and zarr.json disagree: attribute"
+        advice = "; zarr reads zarr.json: correct the one that is wrong"
         assert report.problems == [
-            f"{disagree} of_v3 is missing in .zattrs, 0 in zarr.json",
-            f"{disagree} scale_factor is 1 in .zattrs, 5 in zarr.json",
-            f"{disagree} units is 'm' in .zattrs, missing in zarr.json",
+            f"{disagree} of_v3 is missing in .zattrs, 0 in zarr.json{advice}",
+            f"{disagree} scale_factor is 1 in .zattrs, 5 in zarr.json{advice}",
+            f"{disagree} units is 'm' in .zattrs, missing in zarr.json{advice}",
         ]
         (node,) = migrate(tmp_path, overwrite=True)
         kept = "so it is kept: attribute scale_factor = 5 (1 in Zarr v2), attribute of_v3 = 0; "
         assert kept in node.reasons[0]
+
+    @pytest.mark.parametrize("name", [".zarray", ".zattrs", "zarr.json"])
+    @pytest.mark.parametrize("location", ["{}", "file://{}"])
+    def test_links_to_metadata_that_are_not_there(self, tmp_path, name, location):
+        """As those of git-annex: they were taken for missing, replaced, and the node hidden."""
+        if "file" in location:
+            pytest.importorskip("fsspec")
+        zarr.create_group(tmp_path / "a", zarr_format=2)
+        array = create(tmp_path / "a/b", np.arange(4.0), chunks=(4,))
+        array.attrs["units"] = "m"
+        if name == "zarr.json":
+            migrated(tmp_path / "a")
+        (tmp_path / "a/b" / name).unlink()
+        (tmp_path / "a/b" / name).symlink_to("nothing")
+        (report,) = check(location.format(tmp_path / "a"))
+        why = f"b/{name} is a symbolic link to a missing file: restore that file first"
+        assert any(why in problem for problem in report.problems)
+        (node,) = [each for each in migrate(location.format(tmp_path / "a")) if each.path == "b"]
+        assert node.status == "refused"
+        assert why in node.reasons[0]
+        assert (tmp_path / "a/b" / name).is_symlink()
+        assert name == "zarr.json" or not (tmp_path / "a/zarr.json").exists()
+
+    def test_a_link_into_another_store(self, tmp_path):
+        """Metadata in the other one were written, and removed."""
+        for name in ("a", "other"):
+            zarr.create_group(tmp_path / name, zarr_format=2)
+            create(tmp_path / name / "x", np.arange(4.0), chunks=(4,))
+        (tmp_path / "a/y").symlink_to("../other/x", target_is_directory=True)
+        before = sorted(path.name for path in (tmp_path / "other/x").iterdir())
+        status = {node.path: node.status for node in migrate(tmp_path / "a")}
+        assert status == {"": "refused", "x": "migrated", "y": "refused"}
+        assert sorted(path.name for path in (tmp_path / "other/x").iterdir()) == before
+        migrate(tmp_path / "a", exclude=["y"])
+        migrate(tmp_path / "other")
+        status = {node.path: node.status for node in migrate(tmp_path / "a", undo=True)}
+        assert status["y"] == "kept"
+        assert (tmp_path / "other/x/zarr.json").exists()
 
     def test_attributes_are_compared_once(self, folder):
         """They were requested for each consolidated group above an array."""

@@ -168,17 +168,23 @@ def explain_start(
 
 def _explain_inner(start: bytes, num_bytes: int, num_decoded: int) -> str:
     """Return what may be wrong if it is not known whether a chunk is an inner chunk of a shard."""
-    if codec := _compressor_of(start, num_bytes, num_decoded):
-        return (
-            f"it seems to be compressed by {codec}: keep it; if other chunks can be read, restore "
-            "it; otherwise, add that codec to the metadata, in a shard to the `codecs` in the "
-            "configuration of sharding_indexed"
-        )
+    if why := explain_compressed(start, num_bytes, num_decoded):
+        return why
     # To rewrite a shard whose index is taken for another loses the inner chunks that are intact.
     return (
         "if it is damaged, restore it; if the metadata, or a consolidated copy of them, state the "
         "wrong data type, chunk shape, codecs or, of a shard, index_codecs or index_location, "
         "correct them; until then, write nothing to it"
+    )
+
+
+def explain_compressed(start: bytes, num_bytes: int, num_decoded: int) -> str:
+    """Return what to do if what may be an inner chunk seems to be compressed, or ""."""
+    codec = _compressor_of(start, num_bytes, num_decoded)
+    return codec and (
+        f"it seems to be compressed by {codec}: keep it; if other chunks can be read, restore it; "
+        "otherwise, add that codec to the metadata, in a shard to the `codecs` in the "
+        "configuration of sharding_indexed"
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from numcodecs_bytes._core.dtypes import UInt64Array
 from numcodecs_bytes._core.interrupts import raise_if_of_caller
+from numcodecs_bytes._core.lengths import EMPTY
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Geometry, Layout
 from numcodecs_bytes._plan.out_selections import OutSelection
@@ -150,22 +151,28 @@ class ShardLayout:
 
     def index_start(self, num_bytes: int) -> int:
         """Return where the index of a shard of `num_bytes` begins."""
+        if not num_bytes:
+            raise ZarrFails(EMPTY)
         if num_bytes < self.index_bytes:
             raise ZarrFails(f"the shard is too short for its index: {REMEDY}")
         return 0 if self.is_index_first else num_bytes - self.index_bytes
 
-    def why_unusual(self, index: UInt64Array, num_bytes: int) -> str:
-        """Return which inner chunk an index places wrongly in a shard of `num_bytes`, or ""."""
+    def find_unusual(self, index: UInt64Array, num_bytes: int) -> tuple[str, int, int] | None:
+        """Return an inner chunk that does not fit a shard of `num_bytes`: why, offset and length.
+
+        None if there is none.
+        """
         starts, lengths, length = index[..., 0], index[..., 1], self.inner.num_bytes
         is_missing = (starts == MISSING) & (lengths == MISSING)
         is_wrong = (lengths != length) | (starts > max(num_bytes - length, 0))
         for coords in np.argwhere(is_wrong & ~is_missing)[:1]:
-            start, stated = index[tuple(coords)]
-            return (
+            start, stated = map(int, index[tuple(coords)])
+            why = (
                 f"its index says that inner chunk {tuple(map(int, coords))} has {stated} bytes at "
                 f"offset {start}, expected {length} within the {num_bytes} bytes of the shard"
             )
-        return ""
+            return why, start, stated
+        return None
 
     def index_range(self, start: int, num_bytes: int | None) -> tuple[int, int | None]:
         """Return the range of the index in an object, in which the shard begins at `start`.

@@ -11,7 +11,12 @@ from zarr.storage import StorePath
 from numcodecs_bytes._core.catch import async_value_or_error
 from numcodecs_bytes._core.dtypes import EndianError, UInt8Array, UInt64Array
 from numcodecs_bytes._core.interrupts import raise_if_of_caller
-from numcodecs_bytes._core.lengths import EMPTY, explain_stand_in
+from numcodecs_bytes._core.lengths import (
+    EMPTY,
+    NUM_START_BYTES,
+    explain_compressed,
+    explain_stand_in,
+)
 from numcodecs_bytes._plan.outcome import FetchCounts, ZarrFails
 from numcodecs_bytes._plan.shards import NO_INDEX_ENDIAN, REMEDY, ShardLayout
 from numcodecs_bytes._sources import files
@@ -65,8 +70,18 @@ async def explain_shard(shard: StorePath, layout: object) -> str:
         index = index_of(layout, np.frombuffer(raw.to_bytes(), np.uint8))
     except ZarrFails as why:
         return str(why)
-    wrong = layout.why_unusual(index, num_bytes)
-    return wrong and f"{wrong}: {REMEDY}"
+    unusual = layout.find_unusual(index, num_bytes)
+    if unusual is None:
+        return ""
+    what, offset, stated = unusual
+    part = RangeByteRequest(offset, min(offset + stated, offset + NUM_START_BYTES, num_bytes))
+    inner = None
+    if part.start < part.end:
+        inner = await async_value_or_error(shard.get(byte_range=part))
+    if inner is None or isinstance(inner, Exception):
+        return f"{what}: {REMEDY}"
+    remedy = explain_compressed(inner.to_bytes(), stated, layout.inner.num_bytes) or REMEDY
+    return f"{what}: {remedy}"
 
 
 def _read_index(shard: ShardLayout, extent: OpenExtent) -> tuple[UInt64Array, bytes]:

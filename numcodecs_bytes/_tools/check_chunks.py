@@ -9,6 +9,8 @@ import math
 import os
 import re
 import shlex
+import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -56,6 +58,7 @@ from numcodecs_bytes._tools.reporting import (
     describe_failure,
 )
 from numcodecs_bytes._tools.stored_chunks import (
+    LEFTOVER,
     MAX_UNLISTED,
     ChunkCoords,
     Listed,
@@ -69,6 +72,8 @@ from numcodecs_bytes._zarr_api.versions import concurrency
 
 # Codecs whose chunks begin with how many elements they hold, for which numcodecs allocates memory.
 _WITH_COUNTS = ("vlen-utf8", "vlen-bytes", "vlen-array")
+
+_CONVERT = "keep them, and convert or restore them"
 
 # What errors of zarr and NumPy say, in words.
 _IN_WORDS = (
@@ -166,11 +171,17 @@ def _report_wrong_chunks(checks: "_Checks", report: ArrayReport, found: _Found) 
     """Report what is wrong with each chunk, and what to do; once, if all have the same problem."""
     array, is_only_one = checks.array, report.num_chunks == 1
     others_fit = None if is_only_one else found.num_wrong < report.num_chunks
-    # If no chunk fits, but they differ, each may be damaged in its own way.
-    are_alike = others_fit is False and len(found.lengths) == 1
+    of_length = Counter(chunk.num_bytes for chunk, _ in found.wrong)
     expected = checks.expected_lengths([chunk for chunk, _ in found.wrong])
     advice = [
-        _advice_on_length(array, chunk, length or 0, others_fit=others_fit, are_alike=are_alike)
+        _advice_on_length(
+            array,
+            chunk,
+            length or 0,
+            others_fit=others_fit,
+            num_alike=of_length[chunk.num_bytes],
+            are_alike=len(found.lengths) == 1,
+        )
         if problem.is_length
         else ""
         for (chunk, problem), length in zip(found.wrong, expected, strict=True)
@@ -189,10 +200,19 @@ def _report_wrong_chunks(checks: "_Checks", report: ArrayReport, found: _Found) 
     report.num_problems += found.num_wrong - len(found.wrong)
 
 
-def _advice_on_length(
-    array: AnyArray, chunk: StoredChunk, expected: int, *, others_fit: bool | None, are_alike: bool
+def _advice_on_length(  # noqa: PLR0913 # what it depends on
+    array: AnyArray,
+    chunk: StoredChunk,
+    expected: int,
+    *,
+    others_fit: bool | None,
+    num_alike: int,
+    are_alike: bool,
 ) -> str:
-    """Return what may be wrong with a chunk of the wrong length, and what to do."""
+    """Return what may be wrong with a chunk of the wrong length, and what to do.
+
+    `num_alike` is how many have that length, `are_alike` whether all do.
+    """
     num_bytes = chunk.num_bytes or 0
     # A pipe has 0 bytes: reading it might never end.
     start = sync(start_of(StorePath(array.store, chunk.key), num_bytes)) if num_bytes else b""
@@ -200,10 +220,13 @@ def _advice_on_length(
         return f": {why}"
     if why := _why_not_padded(array, chunk, expected):
         return f": {why}"
-    reference = kind_of_reference(array.store, chunk.key)
-    fits = others_fit or (False if are_alike else None)
-    why = explain_length(num_bytes, expected, start, reference=reference, others_fit=fits)
-    return f": {why}{_dtype_of_length(array, num_bytes) if are_alike else ''}"
+    dtype, reference = _dtype_of_length(array, num_bytes), kind_of_reference(array.store, chunk.key)
+    if others_fit and num_alike > 1 and num_bytes and not reference:
+        return f": {num_alike} chunks have that length, and may be intact{dtype}: {_CONVERT}"
+    if others_fit is False and (not are_alike or (num_bytes < expected and not dtype)):
+        others_fit = None  # each may be damaged in its own way
+    why = explain_length(num_bytes, expected, start, reference=reference, others_fit=others_fit)
+    return f": {why}{dtype if others_fit is False and are_alike else ''}"
 
 
 def _why_not_padded(array: AnyArray, chunk: StoredChunk, expected: int) -> str:
@@ -228,7 +251,8 @@ def _dtype_of_length(array: AnyArray, num_bytes: int) -> str:
     dtype = value_or_error(np.dtype, f"{array.dtype.kind}{item_size}")
     if not isinstance(dtype, np.dtype):
         return ""
-    return f" (if the chunk shape {grid.max_chunk_shape} is right, these are {dtype})"
+    of_shape = f"if the chunk shape {grid.max_chunk_shape} is right, these are {dtype}"
+    return f" ({of_shape}; compare some values before you write)"
 
 
 @dataclass(frozen=True)
@@ -562,8 +586,11 @@ def _report_leftovers(array: AnyArray, names: list[str], report: ArrayReport) ->
     folder = local_path(array.store, array.path)
     how = ""
     if folder is not None and os.name == "posix":
-        patterns = f"-name '*.in-place.partial' -o -name '*.{'?' * 32}.partial'"
-        how = f": find {shlex.quote(str(folder))} -type f '(' {patterns} ')' -delete"
+        find, extended = "find", " -regextype posix-extended"
+        if sys.platform != "linux":
+            find, extended = "find -E", ""
+        path = shlex.quote(str(folder.resolve()))
+        how = f": {find} {path}{extended} -type f -regex '{LEFTOVER.pattern}' -delete"
     files = "file is a leftover" if len(names) == 1 else "files are leftovers"
     report.notes.append(
         f"{len(names)} {files} of killed writes, or of writes that are not finished: {listed}; "

@@ -121,6 +121,10 @@ def document_at(store: Store, key: str) -> Document:
     """Return a JSON object in the store; None if it is missing."""
     raw = value_or_error(_read, store, key)
     if raw is None or isinstance(raw, FileNotFoundError | NotADirectoryError):
+        path = local_path(store, key)
+        if path is not None and path.is_symlink() and not path.exists():
+            missing = f"{key} is a symbolic link to a missing file: restore that file first"
+            return Broken(ValueError(f"{missing} (git annex get, for example)"))
         return None
     if isinstance(raw, Exception) and "kind: NotADirectory," in str(raw):  # of obstore
         return None

@@ -51,7 +51,10 @@ def describe_failure(error: Exception, *, is_reference: bool = False) -> str:
         return "can't be read: its file is a folder: make the references again"
     if status not in responses:
         of_archive = ": restore the archive" if type(error).__name__ == "BadZipFile" else ""
-        return f"can't be read: {explain_error(error)}{of_archive}"
+        text = explain_error(error)
+        if isinstance(error, OSError) and error.strerror:  # without the path
+            text = f"{type(error).__name__}: {error.strerror}"
+        return f"can't be read: {text}{of_archive}"
     what = f"can't be read: the server answers {status} ({responses[status]})"
     if status in (401, 403):
         return f"{what}: log in, or give credentials in the storage options"

@@ -40,7 +40,7 @@ MAX_UNLISTED = 10_000
 # The names of chunks under all chunk key encodings.
 _CHUNK = re.compile(r"c|(c[./])?[0-9]+([./][0-9]+)*")
 # The temporary names of zarr, and of this package, for whole chunks and in place.
-_LEFTOVER = re.compile(r"\.([0-9a-f]{32}|[0-9a-f]+\.in-place)\.partial$")
+LEFTOVER = re.compile(r".*\.([0-9a-f]{32}|[0-9a-f]+\.in-place)\.partial")
 
 
 class StoredChunk(NamedTuple):
@@ -192,7 +192,7 @@ def _named_in_folder(array: AnyArray, grid: list[int]) -> Iterator[Listed]:
             yield Listed("chunk", name, chunk_coords)  # it may be a folder
         elif is_in_grid and _CHUNK.fullmatch(name):
             yield Listed("misnamed", name, chunk_coords)
-        elif _LEFTOVER.search(name):
+        elif LEFTOVER.fullmatch(name):
             yield Listed("leftover", name)
         elif name and not name.endswith("/"):
             yield Listed("metadata" if METADATA.fullmatch(name) else "other", name)

@@ -142,6 +142,8 @@ _VARIABLES = {
     _letters_of(name): name
     for name in (*_OF_ZARR, *[f"ZARR_NUMCODECS_BYTES__{name.upper()}" for name in NAMES])
 }
+# Natural names for the switches, which set other keys of zarr's, or break it.
+_VARIABLES |= dict.fromkeys(("CODECPIPELINE", "CODECPIPELINECLASS", "PIPELINEPATH"), _OF_ZARR[0])
 
 
 def _meant_by(variable: str) -> str:

@@ -124,6 +124,22 @@ class TestShards:
         assert advice.count("restore it; ") == 1
         assert advice.count("; until then, write nothing to it") == 1
 
+    @pytest.mark.usefixtures("our_pipeline")
+    def test_compressed_inner_chunks_of_which_metadata_say_nothing(self, tmp_path):
+        """`check` did not say what an error said, to keep them, and what to add."""
+        settings = {"shape": (8, 8), "chunks": (4, 4), "shards": (8, 8), "dtype": "f8"}
+        zarr.create_array(tmp_path, compressors=zarr.codecs.ZstdCodec(), **settings)[:] = 1
+        document = json.loads((tmp_path / "zarr.json").read_text())
+        del document["codecs"][0]["configuration"]["codecs"][1:]
+        (tmp_path / "zarr.json").write_text(json.dumps(document))
+        for selection in ((0, 0), ...):
+            with pytest.raises(Exception, match=".*") as caught:
+                zarr.open_array(tmp_path)[selection]
+            text = f"{caught.value} {caught.value.__notes__}"
+            assert "it seems to be compressed by zstd: keep it" in text
+        (report,) = check(tmp_path)
+        assert "it seems to be compressed by zstd: keep it" in report.problems[0]
+
     def test_an_empty_one(self, shard, tmp_path):
         """Inner chunks in it were to be kept."""
         shard.write_bytes(b"")
