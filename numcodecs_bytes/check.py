@@ -101,7 +101,8 @@ def check(
     if not isinstance(limits, Limits | None):
         raise TypeError(f"limits must be Limits(max_chunks=...), got {limits!r}")
     kinds = ({"branch"}, {"tag"}, {"snapshot"})
-    if icechunk_ref and (not isinstance(icechunk_ref, dict) or icechunk_ref.keys() not in kinds):
+    is_dict = isinstance(icechunk_ref, dict)
+    if icechunk_ref is not None and not (is_dict and icechunk_ref.keys() in (*kinds, set())):
         expected = "a dict with 'branch', 'tag' or 'snapshot', such as {'branch': 'main'}"
         raise TypeError(f"icechunk_ref must be {expected}, got {icechunk_ref!r}")
     opened = open_store(store, storage_options=storage_options, icechunk_ref=icechunk_ref)
@@ -121,7 +122,7 @@ def _check_arrays(
             report.notes.append(f"{hidden}: open it by its path")
         error = None
         if isinstance(document, Broken):
-            report.add_problem(f"its metadata {describe_failure(document.error)}")
+            report.add_problem(f"its metadata {describe_failure(document.error, is_named=False)}")
         elif document is not None:
             store_path = StorePath(store, path)
             error = value_or_error(_check_array, store_path, document, report, limits, progress)

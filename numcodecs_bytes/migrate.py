@@ -7,6 +7,7 @@ migrated after all nodes below it that are not excluded, or not at all.
 """
 
 import json
+import os
 import reprlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
@@ -54,6 +55,14 @@ T = TypeVar("T")
 
 _Intact = dict[str, JSONObject]
 _Documents = dict[str, JSONObject | Broken]  # the metadata documents of a node that exist, by name
+
+
+class _ElsewhereError(ValueError):
+    """A node is in another store."""
+
+    def __init__(self, path: str) -> None:
+        where = "a symbolic link leads to it from another store"
+        super().__init__(f"{where}: migrate it there, and exclude it here (--exclude {path})")
 
 
 class _Change(NamedTuple):
@@ -244,7 +253,7 @@ def _visit(store: Store, path: str) -> tuple[tuple[str, _Documents], list[str]]:
     """Return a folder's path and documents, and the names in it where further nodes may be."""
     every = {name: document_at(store, join(path, name)) for name in METADATA_NAMES}
     if _is_elsewhere(store, path):
-        why = Broken(ValueError("a symbolic link leads to it from another store: migrate it there"))
+        why = Broken(_ElsewhereError(path))
         every = {name: document and why for name, document in every.items()}
     broken = [document for document in every.values() if isinstance(document, Broken)]
     if not path and len(broken) == len(every):
@@ -263,7 +272,7 @@ def _is_elsewhere(store: Store, path: str) -> bool:
     root, folder = local_path(store, ""), local_path(store, path)
     if root is None or folder is None:
         return False
-    return not folder.resolve().is_relative_to(root.resolve())
+    return not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(root))
 
 
 def _kind(documents: _Documents) -> str:
@@ -330,6 +339,8 @@ def _why_kept(path: str, documents: _Documents, below: dict[str, _Documents]) ->
             "or copy it to Zarr v2 (zarr_format=2)"
         )
     names = value_or_expected_error(_names_that_differ, path, documents, below)
+    if isinstance(names, _ElsewhereError):
+        return str(names)
     if isinstance(names, Exception):
         return f"it can't be compared with what migrate writes: {explain_error(names)}; {_MOVE}"
     return names and f"zarr.json differs from what migrate writes in {names}; {_LEAVE}; {_MOVE}"
@@ -478,6 +489,8 @@ def _intact(documents: _Documents) -> tuple[Broken | None, _Intact]:
 
 def _how_to_mend(documents: _Documents, error: Exception) -> str:
     """Return what helps if an error is that of a broken document, or ""."""
+    if isinstance(error, _ElsewhereError):
+        return ""
     for name, document in documents.items():
         if isinstance(document, Broken) and document.error is error:
             restore = "correct it, or restore it from a backup"

@@ -775,6 +775,42 @@ class TestChunks:
             assert problem.endswith("before you write): keep them, and convert or restore them")
             assert "these are float64" in problem
 
+    @pytest.mark.parametrize("compressor", ["zstd", "blosc"])
+    def test_encoded_chunks_that_are_cut(self, tmp_path, compressor):
+        """They were said to be intact, and without padding, or of another data type."""
+        codec = {"zstd": zarr.codecs.ZstdCodec(), "blosc": zarr.codecs.BloscCodec()}[compressor]
+        settings = {"shape": 3500, "chunks": 1000, "dtype": "f8", "compressors": codec}
+        data = np.random.default_rng(0).random(3500)
+        zarr.create_array(tmp_path, **settings)[...] = data
+        (tmp_path / "c/3").write_bytes(b"")
+        for i in range(2):
+            os.truncate(tmp_path / f"c/{i}", 4000)
+        *cut, empty = sorted(check(tmp_path)[""].problems)
+        assert empty == "chunk c/3 holds 0 bytes: it is empty: restore or rewrite it"
+        assert len(cut) == 2
+        assert not any("intact" in problem for problem in cut)
+
+    def test_one_compressed_chunk_beside_one_with_invalid_bools(self, tmp_path):
+        """To add a codec was advised, with which the other one could not be read."""
+        settings = {"shape": 200, "chunks": 100, "dtype": "?", "compressors": None}
+        zarr.create_array(tmp_path, **settings)[...] = True
+        (tmp_path / "c/0").write_bytes(bytes([7] + [1] * 99))
+        (tmp_path / "c/1").write_bytes(bytes(numcodecs.Zstd().encode(bytes(100))))
+        first, second = sorted(check(tmp_path)[""].problems)
+        assert first.startswith("chunk c/0 holds 1 bool that is neither 0 nor 1")
+        assert "keep it; other chunks have the right length, so it was written by an" in second
+
+    def test_more_than_ten_wrong_chunks(self, tmp_path):
+        """Of the first ten, it was said how many there are, and that all are like them."""
+        zarr.create_array(tmp_path, shape=80, chunks=2, dtype="f4", compressors=None)[...] = 1
+        for i in range(39):
+            (tmp_path / f"c/{i}").write_bytes(bytes(16))
+        problems = check(tmp_path)[""].problems
+        assert all("expected 8: 39 chunks have that length, and may be int" in p for p in problems)
+        (tmp_path / "c/39").write_bytes(bytes(17))
+        (problem,) = check(tmp_path)[""].problems
+        assert problem.startswith("each of its 40 chunks has the wrong length, such as c/")
+
     def test_what_a_group_of_zarr_v3_hides(self, tmp_path):
         """As after `migrate --exclude`: nothing said why the group does not show it."""
         group = zarr.create_group(tmp_path, zarr_format=3)

@@ -915,6 +915,19 @@ class TestCheck:
         status = {node.path: node.status for node in migrate(tmp_path / "a", undo=True)}
         assert status["y"] == "kept"
         assert (tmp_path / "other/x/zarr.json").exists()
+        for undo in (False, True):
+            (node,) = [each for each in migrate(tmp_path / "a", undo=undo) if each.path == "y"]
+            assert node.reasons == [
+                "a symbolic link leads to it from another store: migrate it there, and exclude it "
+                "here (--exclude y)"
+            ]
+
+    def test_a_link_that_leads_to_itself(self, tmp_path):
+        """On Python 3.11, it was a bug of this package."""
+        zarr.create_group(tmp_path, zarr_format=2)
+        (tmp_path / "loop").symlink_to("loop")
+        status = {node.path: node.status for node in migrate(tmp_path)}
+        assert status[""] in ("migrated", "refused")
 
     def test_attributes_are_compared_once(self, folder):
         """They were requested for each consolidated group above an array."""

@@ -213,7 +213,8 @@ class TestUnknownKeys:
     )
     def test_misspelt_variables(self, name, meant, path):
         """They had no effect, in silence; those of others, such as that of our tests, have none."""
-        variables = {name: "1", "NUMCODECS_BYTES_TESTS": "sample"}
+        others = {"NUMCODECS_BYTES_TESTS": "sample", "PIPELINE_PATH": "1", "CODEC_PIPELINE": "1"}
+        variables = {name: "1", **others}
         done = run_program("-c", WRITE * 2, path, **variables)
         assert done.stdout.split() == ["0", "0"]
         assert done.stderr.count(f"{name} (did you mean {meant}?) has no effect") == 1

@@ -35,7 +35,7 @@ _STAND_INS = (
         "it is an error of an object store, in XML: fetch it again, or restore it",
     ),
     (
-        re.compile(rb"\s*\{\s*\"(code|detail|error|message|status)\"|[45]\d\d [A-Z][a-z]+ "),
+        re.compile(rb"\s*\{\s*\"(code|detail|error|message|status)\"|[45]\d\d [A-Z][a-z]+\b"),
         "it is the answer of a server to a request that failed: fetch it again, or restore it",
     ),
     (

@@ -32,7 +32,7 @@ class JustAsFast(LeftToZarr):
 
 
 class ZarrFails(LeftToZarr):
-    """zarr can't write a chunk either, or would lose values; the message says what helps."""
+    """zarr fails with a chunk, too, or would lose values; the message says what helps."""
 
 
 class UnusualIndex(LeftToZarr):

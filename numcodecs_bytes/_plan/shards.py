@@ -165,6 +165,7 @@ class ShardLayout:
         starts, lengths, length = index[..., 0], index[..., 1], self.inner.num_bytes
         is_missing = (starts == MISSING) & (lengths == MISSING)
         is_wrong = (lengths != length) | (starts > max(num_bytes - length, 0))
+        is_wrong |= num_bytes < length
         for coords in np.argwhere(is_wrong & ~is_missing)[:1]:
             start, stated = map(int, index[tuple(coords)])
             why = (

@@ -91,7 +91,7 @@ def check_chunks(
     limits: Limits,
     progress: ProgressBar | None,
 ) -> ChunkCoords | None:
-    """Report the problems of an array's chunks; return the coordinates of the first one, if any."""
+    """Report the problems of an array's chunks; return the first that can be read, if any."""
     checks = _checks_of(array, codecs, report, limits)
     num_in_all = math.prod(checks.grid.shape)
     if progress is not None:
@@ -122,10 +122,12 @@ class _Found:
 
     beside: list[Listed] = field(default_factory=list)  # what is no chunk
     first: ChunkCoords | None = None  # the first chunk that can be read
-    lengths: set[int | None] = field(default_factory=set)  # None: one can't be read
+    # How many have each length; None: they can't be read.
+    lengths: Counter[int | None] = field(default_factory=Counter)
     kinds: set[str] = field(default_factory=set)  # of problems, up to two
     wrong: list[tuple[StoredChunk, _Problem]] = field(default_factory=list)  # the first ten
     num_wrong: int = 0
+    num_wrong_lengths: int = 0
     num_unread: int = 0  # how many members of a zip archive are too long to be read
 
     def only_chunks(self, found: Iterator[StoredChunk | Listed]) -> Iterator[StoredChunk]:
@@ -140,10 +142,11 @@ class _Found:
         """Keep what is found of a chunk."""
         if self.first is None and chunk.error is None:
             self.first = chunk.chunk_coords
-        self.lengths.add(chunk.num_bytes)
+        self.lengths[chunk.num_bytes] += 1
         if problem is None:
             return
         self.num_wrong += 1
+        self.num_wrong_lengths += problem.is_length
         if len(self.wrong) < 10:
             self.wrong.append((chunk, problem))
         if len(self.kinds) < 2:
@@ -169,29 +172,24 @@ def _check_present(
 
 def _report_wrong_chunks(checks: "_Checks", report: ArrayReport, found: _Found) -> None:
     """Report what is wrong with each chunk, and what to do; once, if all have the same problem."""
-    array, is_only_one = checks.array, report.num_chunks == 1
-    others_fit = None if is_only_one else found.num_wrong < report.num_chunks
-    of_length = Counter(chunk.num_bytes for chunk, _ in found.wrong)
+    store = checks.array.store
+    num_fitting = report.num_chunks - found.num_wrong_lengths - found.lengths[None]
+    is_known = report.num_chunks > 1 and (num_fitting or not found.lengths[None])
+    others_fit = num_fitting > 0 if is_known else None
     expected = checks.expected_lengths([chunk for chunk, _ in found.wrong])
     advice = [
-        _advice_on_length(
-            array,
-            chunk,
-            length or 0,
-            others_fit=others_fit,
-            num_alike=of_length[chunk.num_bytes],
-            are_alike=len(found.lengths) == 1,
-        )
+        _advice_on_length(checks, chunk, length or 0, found.lengths, others_fit=others_fit)
         if problem.is_length
         else ""
         for (chunk, problem), length in zip(found.wrong, expected, strict=True)
     ]
-    names = [f"{chunk.key}{reference_of(array.store, chunk.key)}" for chunk, _ in found.wrong]
+    names = [f"{chunk.key}{reference_of(store, chunk.key)}" for chunk, _ in found.wrong]
     texts = [problem.text for _, problem in found.wrong]
-    if others_fit is False and len(found.kinds) == 1 and len(set(advice)) == 1:
+    are_alike = len(found.kinds) == 1 and len(set(advice)) == 1
+    if found.num_wrong == report.num_chunks > 1 and are_alike:
         all_of_them = f"each of its {found.num_wrong} chunks"
         what = f"{all_of_them}, such as {names[0]}, {texts[0]}"
-        if len(set(texts)) > 1:
+        if found.num_wrong_lengths and len(found.lengths) > 1:
             what = f"{all_of_them} has the wrong length, such as {names[0]}, which {texts[0]}"
         report.add_problem(what + advice[0])
         return
@@ -200,29 +198,31 @@ def _report_wrong_chunks(checks: "_Checks", report: ArrayReport, found: _Found) 
     report.num_problems += found.num_wrong - len(found.wrong)
 
 
-def _advice_on_length(  # noqa: PLR0913 # what it depends on
-    array: AnyArray,
+def _advice_on_length(
+    checks: "_Checks",
     chunk: StoredChunk,
     expected: int,
+    lengths: Counter[int | None],
     *,
     others_fit: bool | None,
-    num_alike: int,
-    are_alike: bool,
 ) -> str:
     """Return what may be wrong with a chunk of the wrong length, and what to do.
 
-    `num_alike` is how many have that length, `are_alike` whether all do.
+    `lengths` are how many chunks have each length.
     """
-    num_bytes = chunk.num_bytes or 0
+    array, num_bytes = checks.array, chunk.num_bytes or 0
     # A pipe has 0 bytes: reading it might never end.
     start = sync(start_of(StorePath(array.store, chunk.key), num_bytes)) if num_bytes else b""
     if why := explain_start(start, num_bytes, expected, others_fit=others_fit):
         return f": {why}"
-    if why := _why_not_padded(array, chunk, expected):
-        return f": {why}"
-    dtype, reference = _dtype_of_length(array, num_bytes), kind_of_reference(array.store, chunk.key)
-    if others_fit and num_alike > 1 and num_bytes and not reference:
-        return f": {num_alike} chunks have that length, and may be intact{dtype}: {_CONVERT}"
+    reference, dtype = kind_of_reference(array.store, chunk.key), ""
+    are_alike = len(lengths) == 1
+    if checks.item_size is not None:  # they are not encoded
+        if why := _why_not_padded(array, chunk, expected):
+            return f": {why}"
+        dtype, num_alike = _dtype_of_length(array, num_bytes), lengths[chunk.num_bytes]
+        if others_fit and num_alike > 1 and num_bytes and not reference:
+            return f": {num_alike} chunks have that length, and may be intact{dtype}: {_CONVERT}"
     if others_fit is False and (not are_alike or (num_bytes < expected and not dtype)):
         others_fit = None  # each may be damaged in its own way
     why = explain_length(num_bytes, expected, start, reference=reference, others_fit=others_fit)
@@ -435,20 +435,26 @@ async def _problem_of_member(array: AnyArray, chunk: StoredChunk) -> _Problem | 
 
 def _problem_with(store: Store, chunk: StoredChunk, expected: int | None) -> _Problem | None:
     """Return the problem with a chunk's length, if any; `expected` is None for encoded chunks."""
-    is_reference = bool(kind_of_reference(store, chunk.key))
-    if isinstance(chunk.error, IsADirectoryError) and not is_reference:
-        what = "is a folder, so zarr reads the fill value"
-        return _Problem(f"{what}: move it away, or correct the separator")
-    if isinstance(chunk.error, FileNotFoundError | NotADirectoryError) and not is_reference:
-        what = "is a symbolic link to a missing file, so zarr reads the fill value"
-        return _Problem(f"{what}: restore that (git annex get and datalad get fetch theirs)")
     if chunk.error is not None:
-        return _Problem(describe_failure(chunk.error, is_reference=is_reference))
+        return _Problem(
+            _describe(chunk.error, is_reference=bool(kind_of_reference(store, chunk.key)))
+        )
     if expected is None:
         return None if chunk.num_bytes else _Problem("holds 0 bytes", is_length=True)
     if chunk.num_bytes == expected:
         return None
     return _Problem(f"holds {chunk.num_bytes} bytes, expected {expected}", is_length=True)
+
+
+def _describe(error: Exception, *, is_reference: bool) -> str:
+    """Return why a chunk can't be read, and what to do."""
+    if isinstance(error, IsADirectoryError) and not is_reference:
+        what = "is a folder, so zarr reads the fill value"
+        return f"{what}: move it away, or correct the separator"
+    if isinstance(error, FileNotFoundError | NotADirectoryError) and not is_reference:
+        what = "is a symbolic link to a missing file, so zarr reads the fill value"
+        return f"{what}: restore that file (git annex get and datalad get fetch theirs)"
+    return describe_failure(error, is_reference=is_reference)
 
 
 async def _problems_in(

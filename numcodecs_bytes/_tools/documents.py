@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import reprlib
 import stat
@@ -69,7 +70,7 @@ def walk(
             with contextlib.suppress(OSError):  # it is raised when the folder is read
                 status = local.stat()
                 # Some file systems number no files.
-                folder = status.st_dev, status.st_ino or local.resolve()
+                folder = status.st_dev, status.st_ino or os.path.realpath(local)
                 if folder in seen and not may_repeat(path):
                     continue
                 seen.add(folder)

@@ -33,7 +33,7 @@ def report() -> JSONObject:
     why_left = "arrays are left to zarr alone" if why_aside else why_no_parts  # it is said once
     if mode and why_left:
         wrong_mode = f"{in_place} is {mode!r}{options.set_by(in_place)}, but {why_left}"
-    if mode == "require" and not wrong_mode:
+    if mode == "require" and not wrong_mode:  # "on" does not say so
         values[in_place] = mode, ""
     unsupported = unsupported_versions()
     by_default = "" if options.origin_of(in_place) else ", as by default"

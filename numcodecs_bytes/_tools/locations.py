@@ -169,7 +169,7 @@ def _open_url(url: str, options: JSONObject, *, read_only: bool) -> Store:
     if url.endswith(".zip") and not url.startswith("zip:"):
         options = {url.partition("://")[0]: options}
         url = f"zip://::{url}"
-    if url.startswith("reference:") and "fo" not in options:
+    if url.startswith("reference://") and "fo" not in options:
         raise ValueError("give the file or URL of the references instead, whose name ends in .json")
     of_url = zarr.storage.FsspecStore.from_url
     store = value_or_error(of_url, url, storage_options=options, read_only=read_only)

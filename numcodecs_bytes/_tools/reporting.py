@@ -32,27 +32,27 @@ def describe_error(error: Exception) -> str:
     return f"{type(error).__name__.lstrip('_')}: {text}".removesuffix(": ")
 
 
-def describe_failure(error: Exception, *, is_reference: bool = False) -> str:
-    """Describe the error with which a store does not return a chunk, and say what helps.
+def describe_failure(error: Exception, *, is_reference: bool = False, is_named: bool = True) -> str:
+    """Describe the error with which a store does not return something, and say what helps.
 
-    The chunk, or what a reference to it points to, is named where that is reported.
+    `is_named` says that what is meant, or what a reference to it points to, is named beside it.
     """
     if type(error).__name__ == "ReferenceNotReachable" and isinstance(error.__cause__, Exception):
         error = error.__cause__
     status = getattr(error, "status", None)  # of aiohttp
     if found := re.search(r"status code: (\d{3})", str(error)):  # of obstore
         status = int(found[1])
-    if is_reference and isinstance(error, KeyError):
+    if is_reference and isinstance(error, KeyError) and str(*error.args[:1]).isalnum():
         what = f"its target has another protocol, {error}, than others that fsspec opened"
         return f"can't be read: {what}: write all targets with the same"
     if is_reference and (isinstance(error, FileNotFoundError) or status in (404, 410)):
         return "can't be read: its file is missing: restore it, or make the references again"
     if is_reference and isinstance(error, IsADirectoryError):
         return "can't be read: its file is a folder: make the references again"
-    if status not in responses:
+    if not isinstance(status, int) or status not in responses:
         of_archive = ": restore the archive" if type(error).__name__ == "BadZipFile" else ""
         text = explain_error(error)
-        if isinstance(error, OSError) and error.strerror:  # without the path
+        if is_named and isinstance(error, OSError) and error.strerror:  # without the path
             text = f"{type(error).__name__}: {error.strerror}"
         return f"can't be read: {text}{of_archive}"
     what = f"can't be read: the server answers {status} ({responses[status]})"

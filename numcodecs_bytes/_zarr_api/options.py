@@ -142,17 +142,20 @@ _VARIABLES = {
     _letters_of(name): name
     for name in (*_OF_ZARR, *[f"ZARR_NUMCODECS_BYTES__{name.upper()}" for name in NAMES])
 }
-# Natural names for the switches, which set other keys of zarr's, or break it.
-_VARIABLES |= dict.fromkeys(("CODECPIPELINE", "CODECPIPELINECLASS", "PIPELINEPATH"), _OF_ZARR[0])
+# Behind ZARR_, natural names of a switch, which set other keys of zarr's, or break it.
+_NATURAL = ("CODECPIPELINE", "CODECPIPELINECLASS", "PIPELINEPATH")
 
 
 def _meant_by(variable: str) -> str:
     """Return the variable that is meant by a misspelt one, or ""."""
-    close, is_of_zarr = [_letters_of(variable)], variable.startswith("ZARR_")
-    if is_of_zarr:  # up to one letter in fourteen
-        close = difflib.get_close_matches(close[0], _VARIABLES, n=1, cutoff=0.93)
-    meant = _VARIABLES.get(close[0], "") if close else ""
-    return "" if is_of_zarr and variable.upper() == meant else meant
+    letters = _letters_of(variable)
+    if not variable.startswith("ZARR_"):
+        return _VARIABLES.get(letters, "")
+    if letters in _NATURAL:
+        return _OF_ZARR[0]
+    close = difflib.get_close_matches(letters, _VARIABLES, n=1, cutoff=0.93)  # one letter in 14
+    meant = _VARIABLES[close[0]] if close else ""
+    return "" if variable.upper() == meant else meant
 
 
 # Environment variables that are misspelt; zarr, too, looks at them only once.
