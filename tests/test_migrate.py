@@ -918,7 +918,7 @@ class TestCheck:
         for undo in (False, True):
             (node,) = [each for each in migrate(tmp_path / "a", undo=undo) if each.path == "y"]
             (reason,) = node.reasons
-            assert reason.startswith("a symbolic link leads to it from another store: migrate it th")
+            assert reason.startswith("a symbolic link leads to it from another store: migrate it")
             assert reason.endswith("and exclude it here (--exclude y)")
 
     def test_a_link_that_leads_to_itself(self, tmp_path):
