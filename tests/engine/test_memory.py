@@ -181,7 +181,7 @@ class TestWhatIsCached:
     @pytest.mark.long
     @pytest.mark.skipif(not HAS_RECTILINEAR, reason="this zarr has no rectilinear chunk grids")
     def test_of_chunks_of_many_shapes(self, tmp_path, check_cached):
-        """These would take 1.8 MiB."""
+        """These would take 1.8 MiB; on Python 3.14, objects are larger."""
         heights, widths = range(1, 41), range(50, 90)
         with zarr.config.set({"array.rectilinear_chunks": True}):
             chunks, shape = [list(heights), list(widths)], (sum(heights), sum(widths))
@@ -196,4 +196,4 @@ class TestWhatIsCached:
                 arrays.append(zarr.open_array(tmp_path, mode="r"))
                 assert not any(arrays[0][k:, k:].any() for k in range(3))
 
-            check_cached(use, 1.4 * MIB)
+            check_cached(use, 1.5 * MIB)
