@@ -109,7 +109,7 @@ def test_of_a_trace(sparse, track):
     with numcodecs_bytes.trace() as traced:
         peak, result = track(lambda: array.oindex[indices])
     assert traced.report()["total"]["bytes_selected"] == result.nbytes
-    assert peak <= least + MIB
+    assert peak <= least + 8 * MIB  # a thread more may have a block
 
 
 def test_of_selections_that_differ_from_chunk_to_chunk(sparse, track):
