@@ -1,17 +1,8 @@
 # What the steps of .ci/run share; it sources this file.
 
-# CPython 3.14, if this machine has none, as most have not.
-if ! compgen -G "$HOME/.pyenv/versions/3.14*/bin/python3" >/dev/null &&
-  ! command -v /usr/{local/,}bin/python3.14 >/dev/null; then
-  mkdir "$work/python"
-  .ci/python_3_14 "$work/python" >"$work/python.log" 2>&1 ||
-    { echo "no CPython 3.14:" && tail -n 3 "$work/python.log"; }
-fi
-
 # The supported CPythons of this machine beside python3, one of each minor version, the newest last.
 mapfile -t others < <(
-  for python in ~/.pyenv/versions/*/bin/python3 /usr/{local/,}bin/python3.+([0-9]) \
-    "$work/python/usr/bin/python3.14"; do
+  for python in ~/.pyenv/versions/*/bin/python3 /usr/{local/,}bin/python3.+([0-9]); do
     [ ! -x "$python" ] || "$python" -c 'import sys; print(*sys.version_info[:2], sys.executable)'
   done | awk -v tested="$(python3 -c 'import sys; print(sys.version_info[1])')" \
     '$1 == 3 && $2 >= 11 && $2 != tested && !seen[$2]++' | sort -n -k 2 | cut -d ' ' -f 3
