@@ -65,6 +65,12 @@ class _ElsewhereError(ValueError):
         super().__init__(f"{where}: migrate it there, and exclude it here (--exclude {path})")
 
 
+def _is_linked(documents: _Documents) -> bool:
+    """Whether the documents are those of a node in another store."""
+    errors = (each.error for each in documents.values() if isinstance(each, Broken))
+    return any(isinstance(error, _ElsewhereError) for error in errors)
+
+
 class _Change(NamedTuple):
     """What becomes of a `zarr.json`."""
 
@@ -302,7 +308,8 @@ def _plan_undo(
     """Return the outcome for each node, and the documents to remove, those of groups first.
 
     All nodes of a Zarr v3 group are kept if one of them is. A node without Zarr v2 metadata does
-    not keep the groups above it: those of Zarr v2 did not show it either.
+    not keep the groups above it: those of Zarr v2 did not show it either. Nor does one in another
+    store: groups of Zarr v2 show it by its own metadata.
     """
     of_v3 = {path: documents for path, documents in nodes.items() if "zarr.json" in documents}
     below = _nodes_below(nodes)
@@ -312,6 +319,7 @@ def _plan_undo(
     for path, documents in of_v3.items():  # parents before their children
         above = next((topmost[group] for group in groups_above(path) if group in topmost), path)
         is_apart = not _has_v2(documents) and _has_v2(of_v3[above])
+        is_apart = is_apart or _is_linked(documents)
         topmost[path] = path if is_apart else above
     # The first node that is kept below each topmost group.
     first_kept = {topmost[path]: path or "/" for path in reversed(of_v3) if reasons[path]}
@@ -338,9 +346,9 @@ def _why_kept(path: str, documents: _Documents, below: dict[str, _Documents]) ->
             "it has only Zarr v3 metadata, so Zarr v2 groups do not show it: open it by its path, "
             "or copy it to Zarr v2 (zarr_format=2)"
         )
+    if _is_linked(documents):
+        return "a symbolic link leads to it from another store: undo that there"
     names = value_or_expected_error(_names_that_differ, path, documents, below)
-    if isinstance(names, _ElsewhereError):
-        return str(names)
     if isinstance(names, Exception):
         return f"it can't be compared with what migrate writes: {explain_error(names)}; {_MOVE}"
     return names and f"zarr.json differs from what migrate writes in {names}; {_LEAVE}; {_MOVE}"

@@ -123,7 +123,8 @@ def document_at(store: Store, key: str) -> Document:
     raw = value_or_error(_read, store, key)
     if raw is None or isinstance(raw, FileNotFoundError | NotADirectoryError):
         path = local_path(store, key)
-        if path is not None and path.is_symlink() and not path.exists():
+        # Unlike those of Path, these raise no error.
+        if path is not None and os.path.islink(path) and not os.path.exists(path):  # noqa: PTH110, PTH114
             missing = f"{key} is a symbolic link to a missing file: restore that file first"
             return Broken(ValueError(f"{missing} (git annex get, for example)"))
         return None

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import sys
 import tracemalloc
 
 import numpy as np
@@ -106,10 +107,13 @@ def test_of_a_trace(sparse, track):
     indices = np.random.default_rng(0).permutation(1 << 13)
     array.oindex[indices]
     least, _ = track(lambda: array.oindex[indices])
-    with numcodecs_bytes.trace() as traced:
-        peak, result = track(lambda: array.oindex[indices])
-    assert traced.report()["total"]["bytes_selected"] == result.nbytes
-    assert peak <= least + 8 * MIB  # a thread more may have a block
+    peaks = []
+    for _ in range(3):  # a thread that reads for the first time makes its block
+        with numcodecs_bytes.trace() as traced:
+            peak, result = track(lambda: array.oindex[indices])
+        assert traced.report()["total"]["bytes_selected"] == result.nbytes
+        peaks.append(peak)
+    assert min(peaks) <= least + MIB
 
 
 def test_of_selections_that_differ_from_chunk_to_chunk(sparse, track):
@@ -181,7 +185,7 @@ class TestWhatIsCached:
     @pytest.mark.long
     @pytest.mark.skipif(not HAS_RECTILINEAR, reason="this zarr has no rectilinear chunk grids")
     def test_of_chunks_of_many_shapes(self, tmp_path, check_cached):
-        """These would take 1.8 MiB; on Python 3.14, objects are larger."""
+        """These would take 1.8 MiB."""
         heights, widths = range(1, 41), range(50, 90)
         with zarr.config.set({"array.rectilinear_chunks": True}):
             chunks, shape = [list(heights), list(widths)], (sum(heights), sum(widths))
@@ -196,4 +200,5 @@ class TestWhatIsCached:
                 arrays.append(zarr.open_array(tmp_path, mode="r"))
                 assert not any(arrays[0][k:, k:].any() for k in range(3))
 
-            check_cached(use, 1.5 * MIB)
+            # Since Python 3.14, a tuple takes 8 bytes more.
+            check_cached(use, (1.4 if sys.version_info < (3, 14) else 1.5) * MIB)
