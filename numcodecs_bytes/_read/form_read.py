@@ -112,15 +112,15 @@ def _fetch_and_scatter(
 
 
 def _read_run(form: Form, layout: Layout, descriptor: int, start: int, out: Array) -> bool:
-    """Read the only run of a form by one call of the system; return False if it returns less.
+    """Read the only run of a form by one call of the system; return False if that is no way.
 
-    Then the file was truncated meanwhile, or its system never returns so much at once.
+    Then it is slow, the file was truncated meanwhile, or its system never returns so much at once.
     """
     num_bytes = form.plan.num_bytes
     if form.is_copy:
         view: Any = out.ravel("K").view(np.uint8)
-        if not slow_copies.is_slow_to_new(start, view):
-            return os.preadv(descriptor, [view], start) == num_bytes
+        is_slow = slow_copies.is_slow_to_new(start, view)
+        return not is_slow and os.preadv(descriptor, [view], start) == num_bytes
     raw = os.pread(descriptor, num_bytes, start)
     if len(raw) < num_bytes:
         return False

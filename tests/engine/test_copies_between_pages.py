@@ -165,9 +165,8 @@ class TestReads:
 
     def test_sync_reader(self, tmp_path, copies, is_slow_processor):
         """Where the memory of a result begins is not known before."""
-        offsets = [
-            16 * k for k in range(257)
-        ]  # an odd number: results may begin at two places in turn
+        # An odd number: results may begin at two places in turn.
+        offsets = [16 * k for k in range(257)]
         num_rows = 4
         array = references(tmp_path, offsets, num_rows)
         reader = numcodecs_bytes.SyncReader(array)
