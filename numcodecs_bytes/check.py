@@ -51,6 +51,7 @@ from numcodecs_bytes._tools.reporting import (
     ArrayReport,
     Limits,
     ProgressBar,
+    check_progress,
     describe_error,
     describe_failure,
     is_bug,
@@ -100,6 +101,7 @@ def check(
     """
     if not isinstance(limits, Limits | None):
         raise TypeError(f"limits must be Limits(max_chunks=...), got {limits!r}")
+    check_progress(progress)
     kinds = ({"branch"}, {"tag"}, {"snapshot"})
     is_dict = isinstance(icechunk_ref, dict)
     if icechunk_ref is not None and not (is_dict and icechunk_ref.keys() in (*kinds, set())):

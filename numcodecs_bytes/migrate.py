@@ -41,6 +41,7 @@ from numcodecs_bytes._tools.documents import (
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.reporting import (
     ProgressBar,
+    check_progress,
     explain_error,
     printable,
     value_or_expected_error,
@@ -181,6 +182,7 @@ def _plan(
     undo: bool,
 ) -> tuple[list[NodeReport], _Changes]:
     """Return the outcome for each node, and the documents to write or remove, in order."""
+    check_progress(progress)
     if undo and (overwrite or exclude):
         raise ValueError("undo can't be combined with overwrite or exclude: leave these out")
     if isinstance(exclude, str):
@@ -189,8 +191,8 @@ def _plan(
     nodes = dict(_counted(_find_nodes(store), progress, "reading metadata"))
     if unknown := [path for path in excluded if path not in nodes or not path]:
         raise ValueError(
-            f"can't exclude {unknown[0]!r}: the store has no such array or group below its root; "
-            "expected a path such as 'group/array'"
+            f"can't exclude {unknown[0] or '/'!r}: the store has no such array or group below its "
+            "root; expected a path such as 'group/array'"
         )
     if undo:
         return _plan_undo(nodes, progress)
@@ -395,7 +397,10 @@ class _Migration:
             document = value_or_expected_error(self._document, path, documents, report.notes)
             previous = existing if isinstance(existing, dict) else None
             if isinstance(document, Exception):
-                reason = explain_error(document) + _how_to_mend(documents, document)
+                reason = explain_error(document)
+                is_own = isinstance(existing, Broken) and existing.error is document
+                if is_own and not _is_linked(documents):
+                    reason += f"; {_MOVE}"
                 report.status, report.reasons, report.notes = "refused", [reason], []
                 self.refused.add(path)
             elif previous is None or differing(previous, document):
@@ -495,17 +500,6 @@ def _intact(documents: _Documents) -> tuple[Broken | None, _Intact]:
     return incomplete, intact
 
 
-def _how_to_mend(documents: _Documents, error: Exception) -> str:
-    """Return what helps if an error is that of a broken document, or ""."""
-    if isinstance(error, _ElsewhereError):
-        return ""
-    for name, document in documents.items():
-        if isinstance(document, Broken) and document.error is error:
-            restore = "correct it, or restore it from a backup"
-            return f"; {_MOVE if name == 'zarr.json' else restore}"
-    return ""
-
-
 def _is_beginning(written: Document, document: JSONObject) -> bool:
     """Whether what is stored is empty, or only the beginning of a document.
 
@@ -546,7 +540,7 @@ def _consolidated(path: str, document: JSONObject, below: dict[str, _Documents])
         other_document = documents.get("zarr.json")
         if isinstance(other_document, Broken):
             why = explain_error(other_document.error)
-            raise ValueError(f"it can't be consolidated: {why}; correct that")  # noqa: TRY004
+            raise ValueError(f"it can't be consolidated: {why}")  # noqa: TRY004
         if other_document is not None:
             _put(store, join(other.removeprefix(path).lstrip("/"), "zarr.json"), other_document)
     _put(store, "zarr.json", document)

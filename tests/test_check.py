@@ -685,6 +685,8 @@ class TestAdvice:
             checks(tmp_path)
         with pytest.raises(AttributeError, match=r"call numcodecs_bytes\.migrate\.migrate"):
             numcodecs_bytes.__getattr__("migrate")
+        with pytest.raises(TypeError, match=r"progress must be a progress bar .*, got True"):
+            list(checks.check(array.store, progress=True))
         assert list(checks.check(array.store))
 
 
@@ -1437,6 +1439,26 @@ class TestKindsOfStores:
         why = "its file is missing: restore it, or make the references again"
         assert f"{target}) can't be read: {why}" in report.problems[0]
 
+    @pytest.mark.filterwarnings("ignore:The 'fastparquet' engine is deprecated")
+    @pytest.mark.parametrize("is_damaged", [False, True])
+    def test_a_damaged_file_of_references_in_parquet(self, tmp_path, is_damaged):
+        """zarr reads its chunks as missing, and so did this."""
+        pytest.importorskip("fastparquet")
+        frames = pytest.importorskip("kerchunk.df")
+        refs = {".zgroup": json.dumps({"zarr_format": 2}), "a/.zattrs": "{}"}
+        refs["a/.zarray"] = json.dumps(metadata_v2("<i2", (12,), (4,)))
+        refs |= {f"a/{k}": [f"{tmp_path}/raw", 8 * k, 8] for k in range(3)}
+        (tmp_path / "raw").write_bytes(bytes(24))
+        path = tmp_path / "a.parq"
+        path.mkdir()
+        frames.refs_to_dataframe(refs, str(path), record_size=2)
+        if is_damaged:
+            (path / "a/refs.1.parq").write_bytes(b"PAR1 damaged")
+        (report,) = checks.check(path)
+        assert len(report.problems) == is_damaged
+        why = "can't be read: the file that holds its reference is damaged, so zarr reads the fill"
+        assert all(problem.startswith(f"chunk a/2 {why} value") for problem in report.problems)
+
     def test_a_damaged_member_of_a_zip_file(self, healthy):
         """What precedes its bytes gives another name."""
         archive = Path(shutil.make_archive(str(healthy), "zip", healthy / "plain"))
@@ -1566,6 +1588,8 @@ class TestCommand:
         [
             ("zarr.json", "{}", "this is Zarr metadata: give its folder, {0}\n"),
             ("a.json", "[1]", "this is not a kerchunk reference file, which is a JSON object"),
+            ("a.json", '{"refs": {', "this is not JSON: Expecting property name"),
+            ("a.nc.gz", "\x1f\x8b\x08", "this is compressed by gzip: decompress it\n"),
             ("a.txt", "text", "neither a zip archive nor references, whose name ends in .json;"),
             ("a.nc", "", "the file is empty: expected an archive with zarr.json or .zarray"),
             (

@@ -707,6 +707,16 @@ class TestRemedies:
         assert reasons["a"][0].count("chunk '") == reasons["a"][0].count("check`") == 1
         assert ".;" not in reasons["b"][0]
 
+    def test_chunks_with_other_names(self, tmp_path):
+        """None was compared, and all values are fill values, before and after."""
+        write_v2(tmp_path, bytes(4), "<i2", (1, 2))
+        edited(tmp_path / ".zarray", dimension_separator="/")
+        (report,) = migrated(tmp_path).values()
+        why = "no chunk has the name that .zarray gives it, but there is 0.0: see numcodecs-bytes "
+        assert report.reasons == [f"{why}check"]
+        edited(tmp_path / ".zarray", dimension_separator=".")
+        assert statuses(tmp_path) == {"": "migrated"}
+
     def test_metadata_that_can_not_be_consolidated(self, folder):
         file = folder / "new/zarr.json"
         zarr.create_array(folder / "new", shape=3, dtype="i1", zarr_format=3)
@@ -714,7 +724,7 @@ class TestRemedies:
         intact = file.read_bytes()
         file.write_text("[")
         assert "new/zarr.json is not JSON: " in migrated(folder)[""].reasons[0]
-        assert migrated(folder)[""].reasons[0].endswith("; correct that")
+        assert migrated(folder)[""].reasons[0].endswith("; correct it, or restore it from a backup")
         file.write_bytes(intact)
         assert statuses(folder)[""] == "migrated"
 
@@ -809,6 +819,10 @@ class TestWrongArguments:
         for exclude in ([""], ["x", "/"], [None], b"x", ["x/0"], ["dee"]):
             with pytest.raises(ValueError, match="the store has no such array or group below"):
                 migrate(folder, exclude=exclude)
+        with pytest.raises(ValueError, match="can't exclude '/'"):
+            migrate(folder, exclude=["/"])
+        with pytest.raises(TypeError, match=r"progress must be a progress bar .*, got True"):
+            migrate(folder, progress=True)
         assert written_in(folder) == {}
 
     def test_a_store_that_can_not_list_or_be_read(self, folder):
@@ -1003,13 +1017,16 @@ class TestCommand:
     def test_status_without_anything_to_migrate(self, tmp_path, capsys):
         assert main(["migrate", str(tmp_path)]) == 1
         assert "no Zarr v2 metadata" in capsys.readouterr().out
-        nowhere, file = tmp_path / "nowhere", tmp_path / "a.nc"
-        file.write_bytes(b"CDF")
+        nowhere, file, netcdf = tmp_path / "nowhere", tmp_path / "a", tmp_path / "a.nc"
+        file.write_bytes(b"a")
+        netcdf.write_bytes(b"CDF")
+        recipe = 'see "How do I read a NetCDF-3 file?" in the documentation, docs/recipes.md'
         need = "migrate needs a folder, or a URL that fsspec can write to, with Zarr v2 metadata"
         of_file = f"this is a file: {need}"
         for path, why in (
             (nowhere, f"there is no such file or folder: {nowhere}"),
             (file, of_file),
+            (netcdf, f"this is a NetCDF-3 file, not Zarr: {recipe}"),
             ("", "expected the path or URL of a store, got an empty text"),
         ):
             assert main(["migrate", str(path), "--json"]) == 2

@@ -193,11 +193,15 @@ def explain_stand_in(start: bytes) -> str:
     return next((why for pattern, why in _STAND_INS if pattern.match(start)), "")
 
 
+def codec_at(start: bytes) -> str:
+    """Return the codec whose compressed data begin so, or ""."""
+    return next((codec for codec, pattern in _STARTS.items() if pattern.match(start)), "")
+
+
 def _compressor_of(start: bytes, num_bytes: int, num_decoded: int) -> str:
     """Return the codec by which a chunk seems to be compressed, given its first bytes, or ""."""
-    for codec, pattern in _STARTS.items():
-        if pattern.match(start):
-            return codec
+    if codec := codec_at(start):
+        return codec
     if start.startswith(b"x") and len(start) > 1:
         with contextlib.suppress(zlib.error):
             zlib.decompressobj().decompress(start, 1)

@@ -14,7 +14,7 @@ from zarr.storage import StorePath
 from numcodecs_bytes._core.catch import async_value_or_error, value_or_error
 from numcodecs_bytes._core.dtypes import EndianError
 from numcodecs_bytes._core.interrupts import interrupt_of
-from numcodecs_bytes._core.lengths import NUM_START_BYTES, LengthError
+from numcodecs_bytes._core.lengths import NUM_START_BYTES, LengthError, explain_stand_in
 from numcodecs_bytes._pipeline.array_access import ArrayAccess
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.shards import NO_INDEX_ENDIAN, REMEDY, LayoutOf
@@ -84,14 +84,23 @@ async def _explain(
         name = access.name_of_array(first, spec)
         check = "`numcodecs-bytes check` finds damaged ones"
         add_note(error, f"while {doing} {len(requests)} chunks of {name}; {check}")
-    if not isinstance(access.codec, ShardingCodec):
-        return
+    chunk = first if is_asked and len(requests) == 1 else None
+    if isinstance(access.codec, ShardingCodec):
+        await _advise_on_shard(error, chunk, value_or_error(layout_of, spec), doing)
+    elif chunk is not None and doing == "reading" and _is_of_data(error, doing):
+        why = explain_stand_in(await start_of(chunk))
+        if why:
+            add_note(error, why)
+
+
+async def _advise_on_shard(
+    error: Exception, shard: StorePath | None, layout: object, doing: Doing
+) -> None:
+    """Note what is wrong with a shard, or may be with one of several, whose layout is known."""
     if isinstance(error, EndianError):  # zarr opens an array only if its other codecs have theirs
         add_note(error, NO_INDEX_ENDIAN)
     elif _is_of_data(error, doing):
-        is_one = is_asked and len(requests) == 1
-        layout = value_or_error(layout_of, spec)
-        why = await explain_shard(first, layout) if is_one else ""
+        why = "" if shard is None else await explain_shard(shard, layout)
         if not isinstance(error, LengthError):
             add_note(error, why or f"a shard may be damaged: {REMEDY}")
         elif why:  # it says what to do
@@ -105,7 +114,9 @@ def _is_of_data(error: Exception, doing: Doing) -> bool:
     if doing == "reading":
         # A damaged index may state any offset and length, for which there is no memory.
         is_wrong_range = isinstance(error, OSError) and error.errno == errno.EINVAL
-        return is_wrong_range or isinstance(error, ValueError | MemoryError | OverflowError)
+        is_of_numcodecs = type(error) is RuntimeError
+        is_of_data = isinstance(error, ValueError | MemoryError | OverflowError)
+        return is_wrong_range or is_of_numcodecs or is_of_data
     has_wrong_checksum = "checksum" in str(value_or_error(str, error))
     return isinstance(error, LengthError) or (isinstance(error, ValueError) and has_wrong_checksum)
 

@@ -32,6 +32,8 @@ METADATA = re.compile(r"zarr\.json|\.z(array|attrs|group|metadata)|\.ncz(array|a
 # A member of a zip archive may be a thousand times as long as what is stored of it.
 _MAX_MEMBER_BYTES = 100_000_000
 
+_MEND = "correct it, or restore it from a backup"
+
 
 @dataclass(frozen=True)
 class Broken:
@@ -135,12 +137,12 @@ def document_at(store: Store, key: str) -> Document:
     try:
         return object_of(json.loads(raw), key)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        why = explain_stand_in(raw) or error
+        why = explain_stand_in(raw) or f"{error}; {_MEND}"
         return Broken(ValueError(f"{key} is not JSON: {why}"), raw)
     except RecursionError:
-        return Broken(ValueError(f"{key} is nested too deeply"))
+        return Broken(ValueError(f"{key} is nested too deeply; {_MEND}"))
     except ValueError:  # its message advises to change a setting of Python
-        return Broken(ValueError(f"{key} has a number with too many digits"))
+        return Broken(ValueError(f"{key} has a number with too many digits; {_MEND}"))
 
 
 def _read(store: Store, key: str) -> bytes | None:
@@ -163,7 +165,7 @@ def object_of(data: object, key: str) -> JSONObject | Broken:
     """Return what the JSON at a key holds; it is broken unless that is an object."""
     if isinstance(data, dict):
         return data
-    return Broken(ValueError(f"{key} is not a JSON object, but {reprlib.repr(data)}"))
+    return Broken(ValueError(f"{key} is not a JSON object, but {reprlib.repr(data)}; {_MEND}"))
 
 
 def as_json(value: object) -> str:

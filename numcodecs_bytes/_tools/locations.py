@@ -19,7 +19,7 @@ from zarr.core.sync import sync
 
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._core.lengths import NUM_START_BYTES, explain_stand_in
+from numcodecs_bytes._core.lengths import NUM_START_BYTES, codec_at, explain_stand_in
 from numcodecs_bytes._tools.documents import METADATA_NAMES, local_path
 from numcodecs_bytes._tools.reporting import describe_error
 from numcodecs_bytes._zarr_api.file_systems import is_local, unwrapped
@@ -157,6 +157,8 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
         )
     if is_file:
         if not read_only:
+            with path.open("rb") as file:
+                _refuse_referable(file.read(NUM_START_BYTES))
             raise ValueError(f"this is a file: {_WRITABLE}")
         return _open_zip(location)
     return zarr.storage.LocalStore(path, read_only=read_only)
@@ -222,6 +224,8 @@ def _open_zip(location: str) -> Store:
         if node := next(filter(_is_node, Path(location).parents), None):
             what = "this is a file in a Zarr array or group"
             raise ValueError(f"{what}: give its folder, {node}") from error
+        if codec := codec_at(start):
+            raise ValueError(f"this is compressed by {codec}: decompress it") from error
         raise ValueError(
             "this is neither a zip archive nor references, whose name ends in .json; if it holds "
             f"plain numbers, {_see('How do I read a raw binary file?')}"
@@ -331,6 +335,9 @@ def _read_references(location: str, options: JSONObject) -> JSONObject:
         return json.loads(raw)
 
     document = value_or_error(load)
+    if isinstance(document, json.JSONDecodeError | UnicodeDecodeError):
+        restore = "restore the references, or make them again"
+        raise ValueError(f"this is not JSON: {document}; {restore}") from document  # noqa: TRY004
     if isinstance(document, Exception) and not isinstance(document, ValueError | RecursionError):
         if document.__cause__ is None:
             raise document

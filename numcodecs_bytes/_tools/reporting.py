@@ -187,3 +187,9 @@ class ProgressBar(Protocol):
     def reset(self, total: float | None = None, /) -> object: ...
     def set_description(self, text: str, /) -> object: ...
     def external_write_mode(self) -> AbstractContextManager[object]: ...
+
+
+def check_progress(progress: object) -> None:
+    """Raise TypeError unless this is a progress bar, or None."""
+    if progress is not None and not callable(getattr(progress, "update", None)):
+        raise TypeError(f"progress must be a progress bar such as tqdm.tqdm(), got {progress!r}")

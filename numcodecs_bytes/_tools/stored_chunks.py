@@ -28,7 +28,6 @@ from numcodecs_bytes._tools.documents import METADATA, join, local_path, walk
 from numcodecs_bytes._tools.reporting import describe_error
 from numcodecs_bytes._zarr_api.file_systems import (
     is_inlined,
-    reference_to,
     references_of,
     target_of,
 )
@@ -135,8 +134,12 @@ async def _size_in_store(store: Store, key: str) -> _Size:
 async def _size_of(store: Any, key: str) -> int | None:
     """Return the length that the store states, None if it is missing; raise what it raises."""
     if references_of(store) is not None:
-        reference = reference_to(store, key)
-        if reference is None and f"{store.path}/{key}".strip("/") not in references_of(store):
+        try:
+            reference = references_of(store)[f"{store.path}/{key}".strip("/")]
+        except KeyError as error:
+            if isinstance(error.__cause__, TypeError | ValueError):  # of Parquet
+                what = "the file that holds its reference is damaged, so zarr reads the fill value"
+                raise OSError(f"{what}: restore it, or make the references again") from error
             return None
         if is_inlined(reference):
             return len(await store.get(key, default_buffer_prototype()))

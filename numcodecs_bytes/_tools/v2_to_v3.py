@@ -250,9 +250,18 @@ def _sample(dtype: AnyDType, shape: tuple[int, ...]) -> Array:
 def compare(store_path: StorePath, old: JSONObject, new: JSONObject) -> None:
     """Raise ValueError unless an array's first chunk reads the same with either metadata."""
     arrays = [array_of(document, store_path) for document in (old, new)]
-    stored = (found for found in find_chunks(arrays[0]) if isinstance(found, StoredChunk))
-    files = (chunk for chunk in stored if not isinstance(chunk.error, IsADirectoryError))
-    first = next(files, None)
+    first, misnamed = None, ""
+    for found in find_chunks(arrays[0]):
+        if not isinstance(found, StoredChunk):
+            misnamed = found.name if found.kind == "misnamed" else misnamed
+        elif not isinstance(found.error, IsADirectoryError):
+            first = found
+            break
+    if misnamed and first is None:
+        raise ValueError(
+            f"no chunk has the name that .zarray gives it, but there is {misnamed}: see "
+            "numcodecs-bytes check"
+        )
     if first is None:
         return
     name = f"chunk {arrays[0].metadata.encode_chunk_key(first.chunk_coords)}"

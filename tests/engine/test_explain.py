@@ -113,6 +113,23 @@ class TestShards:
             what = caught.value.__notes__[1]
             assert what == "it is a pointer of Git LFS: fetch the data, with git lfs pull"
 
+    @pytest.mark.usefixtures("our_pipeline")
+    @pytest.mark.parametrize("zarr_format", [2, 3])
+    def test_what_stands_for_a_compressed_chunk(self, tmp_path, zarr_format):
+        """zarr says that the codec can't decode it."""
+        array = zarr.create_array(tmp_path, shape=4, dtype="u1", zarr_format=zarr_format)
+        array[:] = 1
+        chunk = tmp_path / array.metadata.encode_chunk_key((0,))
+        chunk.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
+        with pytest.raises(Exception, match=".*") as caught:
+            array[:]
+        what = "it is a pointer of Git LFS: fetch the data, with git lfs pull"
+        assert caught.value.__notes__[1:] == [what]
+        chunk.write_bytes(b"damaged")
+        with pytest.raises(Exception, match=".*") as caught:
+            array[:]
+        assert len(caught.value.__notes__) == 1
+
     def check_advice(self, shard, folder, raw):
         shard.write_bytes(raw)
         with pytest.raises(Exception, match=".*") as caught:

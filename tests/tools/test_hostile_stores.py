@@ -176,9 +176,9 @@ class TestOwnWords:
         text = json.dumps(metadata("int16", [1])).replace("[1]", f"[{codecs * 400}{']}}' * 400}]")
         (tmp_path / "zarr.json").write_text(text)
         (report,) = check(tmp_path)
-        assert "RecursionError: it is nested too deeply" in str(report.problems) or (
-            report.problems == ["its metadata can't be read: zarr.json is nested too deeply"]
-        )
+        (problem,) = report.problems
+        unread = "its metadata can't be read: zarr.json is nested too deeply; correct it"
+        assert "RecursionError: it is nested too deeply" in problem or problem.startswith(unread)
 
     @pytest.mark.parametrize("given", [{}, 5, {"dimrefs": [1]}], ids=str)
     def test_dimensions_of_netcdf(self, tmp_path, given):
