@@ -492,15 +492,22 @@ class TestHierarchies:
         assert report.problems == []
         assert ("only while numcodecs-bytes is installed" in str(report)) == bool(done.returncode)
 
-    @pytest.mark.parametrize("key", ["codecs.bytes", "codec_pipeline.path"])
-    def test_a_setting_that_is_wrong(self, tmp_path, key):
+    @pytest.mark.parametrize(
+        ("key", "remedy"),
+        [
+            ("codecs.bytes", ", which is no class that zarr knows: correct it"),
+            ("codec_pipeline.path", ", which is no class that zarr knows: correct it"),
+            ("codec_pipeline", ": set codec_pipeline.path instead, or nothing"),
+        ],
+    )
+    def test_a_setting_that_is_wrong(self, tmp_path, key, remedy):
         """The array was blamed."""
         write_array(tmp_path, bytes(4), "uint8", [PLAIN])
         with zarr.config.set({key: "nobody.Class"}):
             (problem,) = check(tmp_path)[""].problems
         assert problem == (
             f"zarr can't open it because of a setting: {key} is 'nobody.Class', set in this "
-            "program by zarr.config.set, which is no class that zarr knows: correct it"
+            f"program by zarr.config.set{remedy}"
         )
 
     @pytest.mark.parametrize("name", ["zarr.json", "plain/zarr.json", "deep/in/zarr.json"])

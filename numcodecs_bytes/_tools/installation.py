@@ -107,7 +107,11 @@ def explain_other_codec() -> str:
 
 
 def explain_wrong_setting(error: Exception) -> str:
-    """Return which setting made zarr raise an error that names its value, or ""."""
+    """Return which setting made zarr raise an error, or ""."""
+    key = "codec_pipeline"
+    if not isinstance(pipeline := zarr.config.get(key, None), dict):
+        wrong = f"{key} is {pipeline!r}{options.set_by(key)}"
+        return f" because of a setting: {wrong}: set {key}.path instead, or nothing"
     keys = ["codec_pipeline.path", *(f"codecs.{name}" for name in zarr.config.get("codecs", {}))]
     for key in keys:
         value = zarr.config.get(key, None)
