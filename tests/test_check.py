@@ -912,6 +912,17 @@ class TestChunks:
             )
             assert "until then, write nothing to it" in problem
 
+    def test_metadata_of_shards_that_are_wrong(self, tmp_path):
+        """The advice began with "restore it", although all shards had the same problem."""
+        settings = {"shape": 8, "chunks": (2,), "dtype": "f4", "compressors": None}
+        zarr.create_array(tmp_path, shards=(4,), **settings)[:] = 1
+        document = json.loads((tmp_path / "zarr.json").read_text())
+        document["codecs"][0]["configuration"]["index_location"] = "start"
+        (tmp_path / "zarr.json").write_text(json.dumps(document))
+        (problem,) = check(tmp_path)[""].problems
+        assert "can't be decoded: the metadata, or a consolidated copy of them, seem to" in problem
+        assert problem.endswith("or index_location: correct them; until then, write nothing")
+
     def test_wrong_checksums(self, tmp_path):
         """Both sums were printed, as bytes."""
         crc = zarr.codecs.Crc32cCodec()

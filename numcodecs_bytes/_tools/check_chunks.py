@@ -75,6 +75,12 @@ _WITH_COUNTS = ("vlen-utf8", "vlen-bytes", "vlen-array")
 
 _CONVERT = "keep them, and convert or restore them"
 
+# What to do instead of `REMEDY` if no shard can be read.
+_REMEDY_OF_ALL = (
+    "the metadata, or a consolidated copy of them, seem to state a wrong data type, inner chunk "
+    "shape, codecs, index_codecs or index_location: correct them; until then, write nothing"
+)
+
 # What errors of zarr and NumPy say, in words.
 _IN_WORDS = (
     (r"LengthError: chunk holds", "{it} holds"),
@@ -191,7 +197,7 @@ def _report_wrong_chunks(checks: "_Checks", report: ArrayReport, found: _Found) 
         what = f"{all_of_them}, such as {names[0]}, {texts[0]}"
         if found.num_wrong_lengths and len(found.lengths) > 1:
             what = f"{all_of_them} has the wrong length, such as {names[0]}, which {texts[0]}"
-        report.add_problem(what + advice[0])
+        report.add_problem(f"{what}{advice[0]}".replace(REMEDY, _REMEDY_OF_ALL))
         return
     for name, text, why in zip(names, texts, advice, strict=True):
         report.add_problem(f"chunk {name} {text}{why}")
