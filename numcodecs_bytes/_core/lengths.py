@@ -9,7 +9,7 @@ import json
 import math
 import re
 import zlib
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from numcodecs_bytes._core.dtypes import AnyDType
 
@@ -67,10 +67,99 @@ _REMEDIES: dict[Reference, str] = {
     "inlined": "make the references again",
     "in a repository": "restore the repository or, if the chunk is virtual, the file that it is in",
 }
+# To rewrite a shard whose index is taken for another loses the inner chunks that are intact.
+_OF_INNER = (
+    "if it is damaged, restore it; if the metadata, or a consolidated copy of them, state the "
+    "wrong data type, chunk shape, codecs or, of a shard, index_codecs or index_location, correct "
+    "them; until then, write nothing to it"
+)
 
 
 class LengthError(ValueError):
     """A chunk has the wrong length."""
+
+
+class WrongLength(NamedTuple):
+    """What is known of a chunk of the wrong length."""
+
+    num_bytes: int
+    expected: int
+    start: bytes = b""  # its first bytes, if they are known
+    reference: Reference = ""
+    others_fit: bool | None = None  # whether other chunks have the right length, if that is known
+
+    def explain(self) -> str:
+        """Return what may be wrong, and what to do."""
+        if not self.num_bytes and not self.reference:
+            return EMPTY
+        if why := self.explain_start():
+            return why
+        metadata, wrong = (
+            "the metadata, or a consolidated copy of them,",
+            "the wrong data type, chunk shape or codecs",
+        )
+        correct = "" if self.others_fit else f"; if {metadata} state {wrong}, correct them"
+        if self.reference:
+            return f"{_REMEDIES[self.reference]}{correct}"
+        if self.others_fit is False:
+            return f"{metadata} seem to state {wrong}: correct them"
+        if self.num_bytes < self.expected:
+            truncated = "it seems to be truncated: " if self.others_fit else "if it is truncated, "
+            return f"{truncated}restore or rewrite it{correct}"
+        damaged = "damaged, or was written by another program: restore or rewrite it"
+        if self.others_fit:
+            return f"other chunks have the right length, and this one is {damaged}"
+        return (
+            f"if other chunks can be read, this one is {damaged}; otherwise, {metadata} state "
+            f"{wrong}: correct them"
+        )
+
+    def explain_start(self) -> str:
+        """Return what a chunk seems to be, given its first bytes, and what to do; or ""."""
+        if why := explain_stand_in(self.start):
+            return why
+        if not (codec := self._compressor()):
+            return ""
+        keep = f"it seems to be compressed by {codec}: keep it"
+        by_another = "it was written by another program: decompress or restore it"
+        if self.others_fit:
+            return f"{keep}; other chunks have the right length, so {by_another}"
+        name = codec if codec in _OF_ZARR_V3 else f"numcodecs.{codec}"
+        of_v3 = json.dumps({"name": name, "configuration": _OF_ZARR_V3.get(codec, {})})
+        unless = ", and"
+        if self.others_fit is None:
+            unless = f"; if other chunks can be read, {by_another}; otherwise,"
+        return (
+            f"{keep}{unless} add that codec to the metadata, in zarr.json as {of_v3} after the "
+            f'codec "bytes", or in .zarray as "compressor": {{"id": "{codec}"}}'
+        )
+
+    def explain_inner(self, remedy: str) -> str:
+        """Return what may be wrong with what may be an inner chunk; else, the remedy."""
+        if why := explain_stand_in(self.start):
+            return why
+        if not (codec := self._compressor()):
+            return remedy
+        return (
+            f"it seems to be compressed by {codec}: keep it; if other chunks can be read, restore "
+            "it; otherwise, add that codec to the metadata, in a shard to the `codecs` in the "
+            "configuration of sharding_indexed"
+        )
+
+    def _compressor(self) -> str:
+        """Return the codec by which a chunk seems to be compressed, or ""."""
+        start = self.start
+        if codec := codec_at(start):
+            return codec
+        if start.startswith(b"x") and len(start) > 1:
+            with contextlib.suppress(zlib.error):
+                zlib.decompressobj().decompress(start, 1)
+                return "zlib"
+        words = [int.from_bytes(start[i : i + 4], "little") for i in range(0, 16, 4)]
+        # Its versions, flags and item size; the lengths of decoded data, of a block, of the chunk.
+        if start.startswith(b"\2\1") and (words[1] == self.expected or words[3] == self.num_bytes):
+            return "blosc"
+        return "lz4" if words[0] == self.expected and _may_be_lz4(start[4:]) else ""
 
 
 def check_length(  # noqa: PLR0913 # what the message says
@@ -91,101 +180,12 @@ def check_length(  # noqa: PLR0913 # what the message says
     """
     expected = math.prod(shape) * stored.itemsize
     if num_bytes != expected:
-        start = bytes(start[:NUM_START_BYTES])
-        if may_be_inner:
-            why = explain_stand_in(start) or _explain_inner(start, num_bytes, expected)
-        else:
-            why = explain_length(num_bytes, expected, start, reference=reference)
+        wrong = WrongLength(num_bytes, expected, bytes(start[:NUM_START_BYTES]), reference)
+        why = wrong.explain_inner(_OF_INNER) if may_be_inner else wrong.explain()
         raise LengthError(
             f"{name} holds {num_bytes} bytes, expected {expected} for shape {shape} of {dtype}; "
             f"{why}{FIND_OTHERS}"
         )
-
-
-def explain_length(
-    num_bytes: int,
-    expected: int,
-    start: bytes,
-    *,
-    reference: Reference,
-    others_fit: bool | None = None,
-) -> str:
-    """Return what may be wrong with a chunk of the wrong length, and what to do.
-
-    `others_fit` is whether other chunks have the right length; None if that is not known.
-    """
-    if not num_bytes and not reference:
-        return EMPTY
-    if why := explain_start(start, num_bytes, expected, others_fit=others_fit):
-        return why
-    metadata, wrong = (
-        "the metadata, or a consolidated copy of them,",
-        "the wrong data type, chunk shape or codecs",
-    )
-    correct = f"; if {metadata} state {wrong}, correct them"
-    if reference:
-        return f"{_REMEDIES[reference]}{'' if others_fit else correct}"
-    if others_fit is False:
-        return f"{metadata} seem to state {wrong}: correct them"
-    if num_bytes < expected:
-        truncated = "it seems to be truncated: " if others_fit else "if it is truncated, "
-        return f"{truncated}restore or rewrite it{'' if others_fit else correct}"
-    damaged = "damaged, or was written by another program: restore or rewrite it"
-    if others_fit:
-        return f"other chunks have the right length, and this one is {damaged}"
-    return (
-        f"if other chunks can be read, this one is {damaged}; otherwise, {metadata} state {wrong}: "
-        "correct them"
-    )
-
-
-def explain_start(
-    start: bytes, num_bytes: int, num_decoded: int, *, others_fit: bool | None = None
-) -> str:
-    """Return what a chunk seems to be, given its first bytes, and what to do; or "".
-
-    `others_fit` is whether other chunks have the right length; None if that is not known.
-    """
-    if why := explain_stand_in(start):
-        return why
-    codec = _compressor_of(start, num_bytes, num_decoded)
-    if not codec:
-        return ""
-    keep = f"it seems to be compressed by {codec}: keep it"
-    by_another = "it was written by another program: decompress or restore it"
-    if others_fit:
-        return f"{keep}; other chunks have the right length, so {by_another}"
-    name = codec if codec in _OF_ZARR_V3 else f"numcodecs.{codec}"
-    of_v3 = json.dumps({"name": name, "configuration": _OF_ZARR_V3.get(codec, {})})
-    unless = ", and"
-    if others_fit is None:
-        unless = f"; if other chunks can be read, {by_another}; otherwise,"
-    return (
-        f"{keep}{unless} add that codec to the metadata, in zarr.json as {of_v3} after the codec "
-        f'"bytes", or in .zarray as "compressor": {{"id": "{codec}"}}'
-    )
-
-
-def _explain_inner(start: bytes, num_bytes: int, num_decoded: int) -> str:
-    """Return what may be wrong if it is not known whether a chunk is an inner chunk of a shard."""
-    if why := explain_compressed(start, num_bytes, num_decoded):
-        return why
-    # To rewrite a shard whose index is taken for another loses the inner chunks that are intact.
-    return (
-        "if it is damaged, restore it; if the metadata, or a consolidated copy of them, state the "
-        "wrong data type, chunk shape, codecs or, of a shard, index_codecs or index_location, "
-        "correct them; until then, write nothing to it"
-    )
-
-
-def explain_compressed(start: bytes, num_bytes: int, num_decoded: int) -> str:
-    """Return what to do if what may be an inner chunk seems to be compressed, or ""."""
-    codec = _compressor_of(start, num_bytes, num_decoded)
-    return codec and (
-        f"it seems to be compressed by {codec}: keep it; if other chunks can be read, restore it; "
-        "otherwise, add that codec to the metadata, in a shard to the `codecs` in the "
-        "configuration of sharding_indexed"
-    )
 
 
 def explain_stand_in(start: bytes) -> str:
@@ -196,21 +196,6 @@ def explain_stand_in(start: bytes) -> str:
 def codec_at(start: bytes) -> str:
     """Return the codec whose compressed data begin so, or ""."""
     return next((codec for codec, pattern in _STARTS.items() if pattern.match(start)), "")
-
-
-def _compressor_of(start: bytes, num_bytes: int, num_decoded: int) -> str:
-    """Return the codec by which a chunk seems to be compressed, given its first bytes, or ""."""
-    if codec := codec_at(start):
-        return codec
-    if start.startswith(b"x") and len(start) > 1:
-        with contextlib.suppress(zlib.error):
-            zlib.decompressobj().decompress(start, 1)
-            return "zlib"
-    words = [int.from_bytes(start[i : i + 4], "little") for i in range(0, 16, 4)]
-    # Its versions, flags and item size; the lengths of decoded data, of a block, of the chunk.
-    if start.startswith(b"\2\1") and (words[1] == num_decoded or words[3] == num_bytes):
-        return "blosc"
-    return "lz4" if words[0] == num_decoded and _may_be_lz4(start[4:]) else ""
 
 
 def _may_be_lz4(block: bytes) -> bool:

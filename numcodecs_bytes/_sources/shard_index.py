@@ -14,7 +14,7 @@ from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._core.lengths import (
     EMPTY,
     NUM_START_BYTES,
-    explain_compressed,
+    WrongLength,
     explain_stand_in,
 )
 from numcodecs_bytes._plan.outcome import FetchCounts, ZarrFails
@@ -80,8 +80,8 @@ async def explain_shard(shard: StorePath, layout: object) -> str:
         inner = await async_value_or_error(shard.get(byte_range=part))
     if inner is None or isinstance(inner, Exception):
         return f"{what}: {REMEDY}"
-    remedy = explain_compressed(inner.to_bytes(), stated, layout.inner.num_bytes) or REMEDY
-    return f"{what}: {remedy}"
+    wrong = WrongLength(stated, layout.inner.num_bytes, inner.to_bytes())
+    return f"{what}: {wrong.explain_inner(REMEDY)}"
 
 
 def _read_index(shard: ShardLayout, extent: OpenExtent) -> tuple[UInt64Array, bytes]:

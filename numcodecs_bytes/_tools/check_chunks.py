@@ -41,9 +41,8 @@ from numcodecs_bytes._core.dtypes import (
 from numcodecs_bytes._core.lengths import (
     FIND_OTHERS,
     LengthError,
-    explain_length,
+    WrongLength,
     explain_stand_in,
-    explain_start,
 )
 from numcodecs_bytes._plan.shards import NO_INDEX_ENDIAN, REMEDY
 from numcodecs_bytes._sources.shard_index import explain_shard
@@ -219,9 +218,10 @@ def _advice_on_length(
     array, num_bytes = checks.array, chunk.num_bytes or 0
     # A pipe has 0 bytes: reading it might never end.
     start = sync(start_of(StorePath(array.store, chunk.key), num_bytes)) if num_bytes else b""
-    if why := explain_start(start, num_bytes, expected, others_fit=others_fit):
-        return f": {why}"
     reference, dtype = kind_of_reference(array.store, chunk.key), ""
+    wrong = WrongLength(num_bytes, expected, start, reference, others_fit)
+    if why := wrong.explain_start():
+        return f": {why}"
     are_alike = len(lengths) == 1
     if checks.item_size is not None:  # they are not encoded
         if why := _why_not_padded(array, chunk, expected):
@@ -230,9 +230,8 @@ def _advice_on_length(
         if others_fit and num_alike > 1 and num_bytes and not reference:
             return f": {num_alike} chunks have that length, and may be intact{dtype}: {_CONVERT}"
     if others_fit is False and (not are_alike or (num_bytes < expected and not dtype)):
-        others_fit = None  # each may be damaged in its own way
-    why = explain_length(num_bytes, expected, start, reference=reference, others_fit=others_fit)
-    return f": {why}{dtype if others_fit is False and are_alike else ''}"
+        wrong = wrong._replace(others_fit=None)  # each may be damaged in its own way
+    return f": {wrong.explain()}{dtype if wrong.others_fit is False and are_alike else ''}"
 
 
 def _why_not_padded(array: AnyArray, chunk: StoredChunk, expected: int) -> str:
