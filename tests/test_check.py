@@ -7,6 +7,7 @@ import http.server
 import importlib.util
 import io
 import json
+import operator
 import os
 import re
 import shutil
@@ -539,6 +540,15 @@ class TestHierarchies:
         assert (found["plain"].num_chunks, found["plain"].problems) == (4, [])
         assert found["plain"].notes == []
 
+    def test_a_link_to_another_array(self, tmp_path):
+        """Only the name of the link was reported."""
+        group = zarr.create_group(tmp_path)
+        group.create_array("b", shape=3, dtype="i2")
+        group.create_array("c/d", shape=3, dtype="i2")
+        (tmp_path / "a").symlink_to("b", target_is_directory=True)
+        (tmp_path / "b/c").symlink_to("../c", target_is_directory=True)
+        assert [*check(tmp_path)] == ["b", "c/d"]
+
     def test_a_link_to_other_chunks_of_the_array(self, tmp_path):
         """zarr reads them, so they are present."""
         array = zarr.create_array(tmp_path, shape=(4, 4), chunks=(2, 2), dtype="i2")
@@ -759,8 +769,9 @@ class TestChunks:
         """They were said to be files that zarr does not read, and nothing said what to do."""
         array = zarr.create_array(tmp_path / "it's", shape=(2, 2), dtype="i1", compressors=None)
         array[...] = 1
-        (tmp_path / "it's/data.csv.partial").write_bytes(b"")  # which was removed as well
-        for name in names:
+        # These were removed as well.
+        others = ["data.csv.partial", f"film.{HEX}.partial", "thesis.2024.in-place.partial"]
+        for name in (*names, *others):
             (tmp_path / "it's" / name).write_bytes(b"")
         note, other = check(tmp_path)["it's"].notes
         are = "file is a leftover" if len(names) == 1 else "files are leftovers"
@@ -771,7 +782,7 @@ class TestChunks:
             subprocess.run(command, shell=True, check=True)  # noqa: S602 # it is quoted
             assert check(tmp_path)["it's"].notes == [other]
             assert array[...].tolist() == [[1, 1], [1, 1]]
-        assert other.endswith("because no chunk has such a name: data.csv.partial")
+        assert other.endswith(f"because no chunk has such a name: {', '.join(others)}")
 
     def test_several_wrong_chunks_of_one_length(self, tmp_path):
         """Chunks of another data type were said to be damaged, and to be rewritten."""
@@ -783,6 +794,33 @@ class TestChunks:
             assert "holds 16 bytes, expected 8: 2 chunks have that length, and may be i" in problem
             assert problem.endswith("before you write): keep them, and convert or restore them")
             assert "these are float64" in problem
+
+    @pytest.mark.parametrize(
+        "codec",
+        [
+            {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1},
+            *({"id": name} for name in ("zstd", "zlib", "bz2", "lz4", "crc32c")),
+        ],
+        ids=operator.itemgetter("id"),
+    )
+    @pytest.mark.parametrize("how", ["plain", "gzip", "one plain"])
+    def test_chunks_without_the_codec_in_their_metadata(self, tmp_path, codec, how):
+        """It was advised to rewrite them."""
+        data = np.arange(40, dtype="<f4") + 1
+        compressor = numcodecs.GZip() if how == "gzip" else None
+        settings = {"shape": 40, "chunks": 20, "dtype": "<f4", "zarr_format": 2}
+        with_codec = numcodecs.get_codec(codec) if how == "one plain" else compressor
+        zarr.create_array(tmp_path, compressors=with_codec, **settings)[:] = data
+        if how == "one plain":
+            (tmp_path / "1").write_bytes(data[20:].tobytes())
+        document = json.loads((tmp_path / ".zarray").read_text())
+        (tmp_path / ".zarray").write_text(json.dumps(document | {"compressor": codec}))
+        (problem,) = check(tmp_path)[""].problems
+        name = "chunk 1" if how == "one plain" else "each of its 2 chunks, such as 0,"
+        seems = "it has the length of elements that are not encoded"
+        if how == "gzip":
+            seems = "it seems to be compressed by gzip"
+        assert problem.startswith(f"{name} can't be read: {seems}, contrary to the metadata: keep")
 
     @pytest.mark.parametrize("compressor", ["zstd", "blosc"])
     def test_encoded_chunks_that_are_cut(self, tmp_path, compressor):
@@ -1220,7 +1258,7 @@ class TestKindsOfStores:
         assert [path for path, report in found.items() if report.problems] == ["plain"]
         (problem,) = found["plain"].problems
         assert problem.startswith("chunk plain/c/0/0 holds 5 bytes, expected 112: if it is trunca")
-        why = "it answers a range with status 200 and no Content-Range instead of bytes 0 to 1"
+        why = "it answers a range with status 200 and no Content-Range instead of bytes 0-0"
         no = f"no: the store does not serve byte ranges as requested ({why})"
         assert found["bools"].partial_reads == no
 
@@ -1456,6 +1494,19 @@ class TestKindsOfStores:
         (report,) = check(tmp_path / "a.json").values()
         why = "its file is missing: restore it, or make the references again"
         assert f"{target}) can't be read: {why}" in report.problems[0]
+
+    @pytest.mark.filterwarnings("ignore:Duplicate name")
+    def test_a_chunk_that_is_twice_in_a_zip_file(self, tmp_path):
+        """It was counted twice, as if no other was missing."""
+        with zarr.storage.ZipStore(tmp_path / "a.zip", mode="w") as store:
+            array = zarr.create_array(store, shape=6, chunks=2, dtype="i2", compressors=None)
+            array[:4] = 1
+            array[:2] = 2
+        (report,) = check(tmp_path / "a.zip").values()
+        assert report.num_chunks == 2
+        assert report.notes == [
+            "2 of 3 chunks are present; the missing ones are read as the fill value"
+        ]
 
     @pytest.mark.filterwarnings("ignore:The 'fastparquet' engine is deprecated")
     @pytest.mark.parametrize("is_damaged", [False, True])

@@ -9,6 +9,7 @@ import json
 import math
 import re
 import zlib
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 from numcodecs_bytes._core.dtypes import AnyDType
@@ -24,6 +25,9 @@ _STARTS = {
     "bz2": re.compile(rb"BZh[1-9]1AY&SY"),
     "lzma": re.compile(rb"\xfd7zXZ\0"),
 }
+# Codecs after which a chunk rarely has the length of its elements.
+_CHANGE_LENGTHS = {*_STARTS, "adler32", "blosc", "crc32", "crc32c", "fletcher32", "lz4", "zlib"}
+BLOSC_START = b"\2\1"  # the versions of its format, of all that numcodecs has written
 # What stands for a file that was not fetched, and what to do.
 _STAND_INS = (
     (
@@ -80,13 +84,14 @@ class LengthError(ValueError):
 
 
 class WrongLength(NamedTuple):
-    """What is known of a chunk of the wrong length."""
+    """What is known of a chunk of the wrong length, or one that its codecs can't decode."""
 
     num_bytes: int
     expected: int
     start: bytes = b""  # its first bytes, if they are known
     reference: Reference = ""
     others_fit: bool | None = None  # whether other chunks have the right length, if that is known
+    may_lack_padding: bool = False  # if it is at the edge of the array, which is not known
 
     def explain(self) -> str:
         """Return what may be wrong, and what to do."""
@@ -105,7 +110,9 @@ class WrongLength(NamedTuple):
             return f"{metadata} seem to state {wrong}: correct them"
         if self.num_bytes < self.expected:
             truncated = "it seems to be truncated: " if self.others_fit else "if it is truncated, "
-            return f"{truncated}restore or rewrite it{correct}"
+            at_edge = "; if it is at the edge of the array and lacks padding, keep it, and pad it"
+            pad = at_edge if self.may_lack_padding else ""
+            return f"{truncated}restore or rewrite it{pad}{correct}"
         damaged = "damaged, or was written by another program: restore or rewrite it"
         if self.others_fit:
             return f"other chunks have the right length, and this one is {damaged}"
@@ -146,6 +153,23 @@ class WrongLength(NamedTuple):
             "configuration of sharding_indexed"
         )
 
+    def explain_encoding(self, codecs: Iterable[str]) -> str:
+        """Return how a chunk seems to be encoded if not by these codecs, and what to do; or ""."""
+        if why := explain_stand_in(self.start):
+            return why
+        names, codec = {name.removeprefix("numcodecs.") for name in codecs}, self._compressor()
+        if codec and codec not in names:
+            seems = f"it seems to be compressed by {codec}"
+        elif not codec and self.num_bytes == self.expected and names & _CHANGE_LENGTHS:
+            seems = "it has the length of elements that are not encoded"
+        else:
+            return ""
+        return (
+            f"{seems}, contrary to the metadata: keep it; if other chunks can be read, it was "
+            "written by another program: convert or restore it; otherwise, correct the codecs in "
+            "the metadata"
+        )
+
     def _compressor(self) -> str:
         """Return the codec by which a chunk seems to be compressed, or ""."""
         start = self.start
@@ -157,7 +181,9 @@ class WrongLength(NamedTuple):
                 return "zlib"
         words = [int.from_bytes(start[i : i + 4], "little") for i in range(0, 16, 4)]
         # Its versions, flags and item size; the lengths of decoded data, of a block, of the chunk.
-        if start.startswith(b"\2\1") and (words[1] == self.expected or words[3] == self.num_bytes):
+        if start.startswith(BLOSC_START) and (
+            words[1] == self.expected or words[3] == self.num_bytes
+        ):
             return "blosc"
         return "lz4" if words[0] == self.expected and _may_be_lz4(start[4:]) else ""
 
@@ -180,7 +206,14 @@ def check_length(  # noqa: PLR0913 # what the message says
     """
     expected = math.prod(shape) * stored.itemsize
     if num_bytes != expected:
-        wrong = WrongLength(num_bytes, expected, bytes(start[:NUM_START_BYTES]), reference)
+        are_rows = any(n > 1 and num_bytes % max(expected // n, 1) == 0 for n in shape)
+        wrong = WrongLength(
+            num_bytes,
+            expected,
+            bytes(start[:NUM_START_BYTES]),
+            reference,
+            may_lack_padding=are_rows,
+        )
         why = wrong.explain_inner(_OF_INNER) if may_be_inner else wrong.explain()
         raise LengthError(
             f"{name} holds {num_bytes} bytes, expected {expected} for shape {shape} of {dtype}; "

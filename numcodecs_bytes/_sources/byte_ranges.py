@@ -131,15 +131,18 @@ def _check_http(
 ) -> Answer | None:
     """Return what a response is if it is not the range that was asked for, or None."""
     text = ", ".join(headers.getall("Content-Range", ()))
-    asked = f"the last {-start} bytes" if end is None else f"bytes {start} to {end}"
+    asked = f"the last {-start} bytes" if end is None else f"bytes {start}-{end - 1}"
     content = parse_content_range(text)
     num_bytes = content and content.num_bytes
     if end is None and content:  # a suffix ends where the object does
         num_bytes = num_bytes or content.end
         start, end = max(num_bytes + start, 0), num_bytes
     is_right = status == 206 and content is not None and content[:2] == (start, end)
-    if not is_right or "Content-Encoding" in headers:
+    encoding = headers.get("Content-Encoding")
+    if not is_right or encoding is not None:
         answered = f"status {status} and {text or 'no Content-Range'}"
+        if encoding is not None:
+            answered = f"Content-Encoding {encoding}, {answered}"
         why = f"it answers a range with {answered} instead of {asked}"
         return Answer("wrong", why)
     return check(num_bytes, strong(headers.get("ETag")))

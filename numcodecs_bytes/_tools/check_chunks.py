@@ -39,6 +39,7 @@ from numcodecs_bytes._core.dtypes import (
     stored_dtype,
 )
 from numcodecs_bytes._core.lengths import (
+    BLOSC_START,
     FIND_OTHERS,
     LengthError,
     WrongLength,
@@ -118,7 +119,8 @@ class _Problem(NamedTuple):
     """What is wrong with a chunk."""
 
     text: str  # such as "holds 5 bytes, expected 16"
-    is_length: bool = False
+    # How long the chunk should be, if it has the wrong length; 0 if that is not known.
+    expected: int | None = None
 
 
 @dataclass
@@ -151,11 +153,11 @@ class _Found:
         if problem is None:
             return
         self.num_wrong += 1
-        self.num_wrong_lengths += problem.is_length
+        self.num_wrong_lengths += problem.expected is not None
         if len(self.wrong) < 10:
             self.wrong.append((chunk, problem))
         if len(self.kinds) < 2:
-            self.kinds.add("" if problem.is_length else problem.text)
+            self.kinds.add(problem.text if problem.expected is None else "")
 
 
 def _check_present(
@@ -181,12 +183,13 @@ def _report_wrong_chunks(checks: "_Checks", report: ArrayReport, found: _Found) 
     num_fitting = report.num_chunks - found.num_wrong_lengths - found.lengths[None]
     is_known = report.num_chunks > 1 and (num_fitting or not found.lengths[None])
     others_fit = num_fitting > 0 if is_known else None
-    expected = checks.expected_lengths([chunk for chunk, _ in found.wrong])
     advice = [
-        _advice_on_length(checks, chunk, length or 0, found.lengths, others_fit=others_fit)
-        if problem.is_length
-        else ""
-        for (chunk, problem), length in zip(found.wrong, expected, strict=True)
+        ""
+        if problem.expected is None
+        else _advice_on_length(
+            checks, chunk, problem.expected, found.lengths, others_fit=others_fit
+        )
+        for chunk, problem in found.wrong
     ]
     names = [f"{chunk.key}{reference_of(store, chunk.key)}" for chunk, _ in found.wrong]
     texts = [problem.text for _, problem in found.wrong]
@@ -266,8 +269,8 @@ class _Checks:
 
     array: AnyArray
     grid: Grid
+    codecs: list[str]  # their names
     item_size: int | None  # the length of a stored element in bytes; None if a codec changes it
-    is_blosc: bool
     decoded: AnyArray | None  # the array as it is to be read, if chunks are decoded
     max_member_bytes: int  # longer members of zip archives are not read
 
@@ -294,18 +297,18 @@ class _Checks:
             return None
         return math.prod(self.grid.chunk_shape(chunk_coords)) * self.item_size
 
-    def expected_lengths(self, chunks: list[StoredChunk]) -> list[int | None]:
-        """Return the expected length of each chunk; of Blosc, what their headers say."""
-        if self.is_blosc:
-            headers = [(self.array, chunk) for chunk in chunks]
-            return list(sync(concurrent_map(headers, _length_in_header, concurrency())))
-        return [self.expected_length(chunk.chunk_coords) for chunk in chunks]
-
     def problems_of(self, batch: list[StoredChunk]) -> dict[ChunkCoords, _Problem]:
         """Return the problems of those chunks that have any."""
         found: dict[ChunkCoords, _Problem | None] = {}
-        for chunk, expected in zip(batch, self.expected_lengths(batch), strict=True):
+        for chunk in batch:
+            expected = self.expected_length(chunk.chunk_coords)
             found[chunk.chunk_coords] = _problem_with(self.array.store, chunk, expected)
+        if self.codecs[-1:] in (["blosc"], ["numcodecs.blosc"]) and not self.grid.is_sharded:
+            encoded = [(self, chunk) for chunk in batch if found[chunk.chunk_coords] is None]
+            of_headers = sync(concurrent_map(encoded, _problem_of_blosc, concurrency()))
+            found |= {
+                chunk.chunk_coords: p for (_, chunk), p in zip(encoded, of_headers, strict=True)
+            }
         if self.reads_members:
             intact = [chunk for chunk in batch if found[chunk.chunk_coords] is None]
             members = [chunk for chunk in intact if not self.leaves_unread(chunk)]
@@ -314,7 +317,7 @@ class _Checks:
             found |= dict(zip([chunk.chunk_coords for chunk in members], of_members, strict=True))
         if self.decoded is not None:
             to_decode = [coords for coords, problem in found.items() if problem is None]
-            found |= sync(_problems_in(self.decoded, to_decode))
+            found |= sync(_problems_in(self.decoded, self.codecs, to_decode))
         return {coords: problem for coords, problem in found.items() if problem is not None}
 
 
@@ -325,9 +328,8 @@ def _checks_of(array: AnyArray, codecs: list[str], report: ArrayReport, limits: 
         has_padding = array.metadata.zarr_format == 2 and not array.filters  # between fields
         dtype = array.dtype if has_padding else stored_dtype(pack_dtype(array.dtype), "little")
         item_size = dtype.itemsize
-    is_blosc = codecs[-1:] in (["blosc"], ["numcodecs.blosc"]) and not grid.is_sharded
     decoded = _array_to_decode(array, codecs, report, limits, is_encoded=item_size is None)
-    return _Checks(array, grid, item_size, is_blosc, decoded, limits.max_chunk_bytes)
+    return _Checks(array, grid, codecs, item_size, decoded, limits.max_chunk_bytes)
 
 
 def _array_to_decode(
@@ -423,13 +425,17 @@ def _check_count(header: bytes, chunk_shape: tuple[int, ...]) -> None:
         raise ValueError(f"it states that it holds {stated} elements, expected {expected}")
 
 
-async def _length_in_header(array: AnyArray, chunk: StoredChunk) -> int | None:
-    """Return how far Blosc reads: as its header says, even beyond the chunk; None if unknown."""
-    if not chunk.num_bytes:
+async def _problem_of_blosc(checks: _Checks, chunk: StoredChunk) -> _Problem | None:
+    """Return the problem with a header of Blosc, if any: Blosc reads as far as that says."""
+    stored, num_bytes = StorePath(checks.array.store, chunk.key), chunk.num_bytes or 0
+    header = await start_of(stored, num_bytes)
+    expected = int.from_bytes(header[12:16], "little")
+    if expected <= num_bytes:
         return None
-    header = await start_of(StorePath(array.store, chunk.key), chunk.num_bytes)
-    stated = int.from_bytes(header[12:16], "little")
-    return max(chunk.num_bytes, stated)
+    if not header.startswith(BLOSC_START):
+        why = _explain_encoding(checks.array, checks.codecs, chunk.chunk_coords, header, num_bytes)
+        return _Problem(f"can't be read: {why or 'it is damaged: restore or rewrite it'}")
+    return _Problem(f"holds {num_bytes} bytes, expected {expected}", expected)
 
 
 async def _problem_of_member(array: AnyArray, chunk: StoredChunk) -> _Problem | None:
@@ -445,10 +451,10 @@ def _problem_with(store: Store, chunk: StoredChunk, expected: int | None) -> _Pr
             _describe(chunk.error, is_reference=bool(kind_of_reference(store, chunk.key)))
         )
     if expected is None:
-        return None if chunk.num_bytes else _Problem("holds 0 bytes", is_length=True)
+        return None if chunk.num_bytes else _Problem("holds 0 bytes", expected=0)
     if chunk.num_bytes == expected:
         return None
-    return _Problem(f"holds {chunk.num_bytes} bytes, expected {expected}", is_length=True)
+    return _Problem(f"holds {chunk.num_bytes} bytes, expected {expected}", expected)
 
 
 def _describe(error: Exception, *, is_reference: bool) -> str:
@@ -463,15 +469,15 @@ def _describe(error: Exception, *, is_reference: bool) -> str:
 
 
 async def _problems_in(
-    array: AnyArray, all_coords: list[ChunkCoords]
+    array: AnyArray, codecs: list[str], all_coords: list[ChunkCoords]
 ) -> dict[ChunkCoords, _Problem | None]:
     """Decode chunks, and return the problem of each, or none if there are none."""
 
     async def problems_in(run: list[ChunkCoords]) -> dict[ChunkCoords, _Problem | None]:
         # To decode chunks together takes a fraction of the time.
-        if len(run) > 1 and await _problem_in(array, run) is None:
+        if len(run) > 1 and await _problem_in(array, codecs, run) is None:
             return {}
-        return {coords: await _problem_in(array, [coords]) for coords in run}
+        return {coords: await _problem_in(array, codecs, [coords]) for coords in run}
 
     runs = [(run,) for run in _runs(all_coords)]
     found = await concurrent_map(runs, problems_in, concurrency())
@@ -490,7 +496,9 @@ def _runs(all_coords: list[ChunkCoords]) -> Iterator[list[ChunkCoords]]:
         yield run
 
 
-async def _problem_in(array: AnyArray, run: list[ChunkCoords]) -> _Problem | None:
+async def _problem_in(
+    array: AnyArray, codecs: list[str], run: list[ChunkCoords]
+) -> _Problem | None:
     """Decode chunks that are next to each other, and return their problem, if any."""
     num_invalid = 0
     grid = Grid.of(array)
@@ -502,10 +510,13 @@ async def _problem_in(array: AnyArray, run: list[ChunkCoords]) -> _Problem | Non
             if not start:  # the error is the store's
                 is_reference = bool(kind_of_reference(array.store, chunk.path))
                 return _Problem(describe_failure(decoded, is_reference=is_reference))
-            layout = value_or_error(layout_of, array, run[0])
-            if grid.is_sharded and (why := await explain_shard(chunk, layout)):
-                return _Problem(f"can't be read: {why}")
-            return _Problem(f"can't be read: {_explain_decoding(decoded, start, grid)}")
+            if grid.is_sharded:
+                why = await explain_shard(chunk, value_or_error(layout_of, array, run[0]))
+            else:
+                size = await async_value_or_error(array.store.getsize(chunk.path))
+                num_bytes = size if isinstance(size, int) else 0
+                why = _explain_encoding(array, codecs, run[0], start, num_bytes)
+            return _Problem(f"can't be read: {why or _explain_decoding(decoded, start, grid)}")
         num_invalid += _count_invalid(np.asarray(decoded))
     if not num_invalid:
         return None
@@ -514,6 +525,15 @@ async def _problem_in(array: AnyArray, run: list[ChunkCoords]) -> _Problem | Non
         f"holds {plural(num_invalid, 'bool')} {are} neither 0 nor 1: read as true here, and "
         "unchanged by other libraries"
     )
+
+
+def _explain_encoding(
+    array: AnyArray, codecs: list[str], chunk_coords: ChunkCoords, start: bytes, num_bytes: int
+) -> str:
+    """Return how a chunk seems to be encoded if not by its codecs, and what to do; or ""."""
+    item_size = 0 if array.dtype.hasobject else array.dtype.itemsize
+    num_decoded = math.prod(Grid.of(array).chunk_shape(chunk_coords)) * item_size
+    return WrongLength(num_bytes, num_decoded, start).explain_encoding(codecs)
 
 
 def _explain_decoding(error: Exception, start: bytes, grid: Grid) -> str:

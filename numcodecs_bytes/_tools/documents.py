@@ -61,13 +61,14 @@ def walk(
 
     Given the path of a folder, `visit` returns that, and the names of the folders to visit in it.
     A local folder that several paths lead to, by symbolic links, is visited by the first of them,
-    and by those that may repeat it: links may lead back, and two that do make 2^40 paths.
+    that without links if there is one, and by those that may repeat it: links may lead back, and
+    two that do make 2^40 paths.
     """
     sync(ensure_open(store))
-    paths = [start]
+    paths, links = [start], list[str]()
     seen: set[Hashable] = set()
-    while paths:
-        path = paths.pop()
+    while paths or links:
+        path = (paths or links).pop()
         if (local := local_path(store, path)) is not None:
             with contextlib.suppress(OSError):  # it is raised when the folder is read
                 status = local.stat()
@@ -78,7 +79,10 @@ def walk(
                 seen.add(folder)
         found, names = visit(path)
         yield found
-        paths += [join(path, name) for name in reversed(names)]
+        for each in [join(path, name) for name in reversed(names)]:
+            local = local_path(store, each)
+            is_link = local is not None and os.path.islink(local)  # noqa: PTH114 # raises nothing
+            (links if is_link else paths).append(each)
 
 
 def local_path(store: Any, path: str) -> Path | None:

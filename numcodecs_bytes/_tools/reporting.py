@@ -51,6 +51,8 @@ def describe_failure(error: Exception, *, is_reference: bool = False, is_named: 
         return "can't be read: its file is a folder: make the references again"
     if not isinstance(status, int) or status not in responses:
         of_archive = ": restore the archive" if type(error).__name__ == "BadZipFile" else ""
+        if type(error).__module__.partition(".")[0] == "icechunk":
+            of_archive = ": restore the repository, or read an earlier snapshot"
         text = explain_error(error)
         if is_named and isinstance(error, OSError) and error.strerror:  # without the path
             text = f"{type(error).__name__}: {error.strerror}"

@@ -15,7 +15,7 @@ from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.common import concurrent_map
 from zarr.core.sync import sync
-from zarr.storage import StorePath
+from zarr.storage import StorePath, ZipStore
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.catch import async_value_or_error, value_or_error
@@ -38,8 +38,11 @@ ChunkCoords = tuple[int, ...]
 MAX_UNLISTED = 10_000
 # The names of chunks under all chunk key encodings.
 _CHUNK = re.compile(r"c|(c[./])?[0-9]+([./][0-9]+)*")
-# The temporary names of zarr, and of this package, for whole chunks and in place.
-LEFTOVER = re.compile(r".*\.([0-9a-f]{32}|[0-9a-f]+\.in-place)\.partial")
+# The temporary names of zarr, and of this package, for whole chunks, metadata and in place.
+LEFTOVER = re.compile(
+    rf"(.*/)?(c|(c\.)?[0-9]+(\.[0-9]+)*|{METADATA.pattern})"
+    r"\.([0-9a-f]{32}|[0-9a-f]+\.in-place)\.partial"
+)
 
 
 class StoredChunk(NamedTuple):
@@ -212,8 +215,12 @@ def _keys_below(array: AnyArray, grid: list[int]) -> Iterator[str | Exception]:
     store, path = array.store, array.path
     if local_path(store, path) is None:
         keys = _list_prefix(store, f"{path}/".lstrip("/"))
+        members: set[str] = set()  # of a zip archive, where one that is rewritten is listed twice
         while isinstance(key := value_or_error(sync, _next(keys)), str):
-            yield key
+            if key not in members:
+                yield key
+            if isinstance(store, ZipStore):
+                members.add(key)
         if key is not None:  # an error, after which a listing may never end
             yield key
         return

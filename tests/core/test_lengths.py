@@ -6,7 +6,7 @@ import numcodecs
 import numpy as np
 import pytest
 
-from numcodecs_bytes._core.lengths import WrongLength, explain_stand_in
+from numcodecs_bytes._core.lengths import LengthError, WrongLength, check_length, explain_stand_in
 
 ZSTD = bytes(numcodecs.Zstd().encode(bytes(80)))
 ADD = (
@@ -44,6 +44,25 @@ def test_one_chunk_among_good_ones(start, num_bytes, reference, others_fit, expe
     assert re.match(expected, why)
     if others_fit:
         assert "metadata" not in why
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "shape", "may_lack_padding"),
+    [
+        (80, (10, 4), True),
+        (80, (4, 10), True),
+        (4, (10,), True),
+        (82, (10, 4), False),
+        (8, (0, 4), False),
+    ],
+)
+def test_a_chunk_without_padding(num_bytes, shape, may_lack_padding):
+    """It was to be rewritten, although `check` said to keep it."""
+    dtype = np.dtype("i4")
+    with pytest.raises(LengthError) as caught:
+        check_length(num_bytes, shape, dtype, dtype, "chunk")
+    pad = "; if it is at the edge of the array and lacks padding, keep it, and pad it; if the meta"
+    assert (pad in str(caught.value)) == may_lack_padding
 
 
 @pytest.mark.parametrize(
