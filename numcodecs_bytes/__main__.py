@@ -18,6 +18,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 from numcodecs_bytes import __version__
@@ -125,9 +126,12 @@ def _reports_on(location: str, options: argparse.Namespace) -> Iterator[ArrayRep
 
 def _why_no_array(location: str) -> str:
     """Return that a store has no array, and what may help."""
+    from numcodecs_bytes._tools.locations import is_node
+
     why = f"no Zarr array in {location}: expected zarr.json or .zarray there"
     if "://" not in location:
-        return why
+        above = next(filter(is_node, Path(location).absolute().parents), None)
+        return why if above is None else f"{why}; the Zarr array or group above it is {above}"
     advice = "if the server lists no folders, give the URL of an array, or consolidate metadata"
     return f"{why}; {advice}"
 
@@ -249,6 +253,9 @@ def _add_migrate_options(migrate: argparse.ArgumentParser) -> None:
 def _advise_command(arguments: list[str]) -> str:
     """Return what was probably meant if the first argument is no command, or ""."""
     first, *others = arguments or ["-"]
+    if first in ("undo", "--undo", "--dry-run", "--overwrite", "--exclude"):
+        line = shlex.join(["migrate", f"--{first.removeprefix('--')}", *others])
+        return f"{first!r} is an option of migrate: did you mean `numcodecs-bytes {line}`?"
     if first in _COMMANDS or first.startswith("-"):
         return ""
     meant = difflib.get_close_matches(first, _COMMANDS, n=1) if first.isalpha() else []

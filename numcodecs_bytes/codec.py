@@ -259,7 +259,7 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
 
     def _out_view(self, out: "ArrayOrBuffer") -> Array:
         """Return `out` as an array of the elements that are decoded into it."""
-        out_view = _as_array(out)
+        out_view = _as_array(out, "out to be ")
         if isinstance(out, np.generic) or not out_view.flags.writeable:
             got = type(out).__name__
             raise ValueError(f"out must be writable, got a read-only {got}; pass a writable array")
@@ -299,7 +299,7 @@ def _wrong_out(num_bytes: int, out_view: Array, item_size: int) -> ValueError:
     )
 
 
-def _as_array(buf: "ArrayOrBuffer") -> Array:
+def _as_array(buf: "ArrayOrBuffer", what: str = "") -> Array:
     if type(buf) is np.ndarray:
         return buf
     if isinstance(buf, np.generic):
@@ -308,8 +308,8 @@ def _as_array(buf: "ArrayOrBuffer") -> Array:
         elements: Array = ensure_ndarray(buf)
     except TypeError:
         raise TypeError(
-            "expected an array or an object that supports the buffer protocol, got "
-            f"{type(buf).__name__}"
+            f"expected {what}an array or an object that supports the buffer protocol, got "
+            f"{type(buf).__name__}: convert it with numpy.asarray"
         ) from None
     if not isinstance(buf, np.ndarray) and elements.dtype in ("i1", "S1"):
         return elements.view(np.uint8)  # a buffer of single bytes, whatever its format

@@ -163,14 +163,21 @@ def migrate(  # noqa: PLR0913 # the options of the command
     OSError
         If the store can't be read or written, or another program changes it meanwhile.
     """
+    _check_switches(dry_run=dry_run, overwrite=overwrite, undo=undo)
     opened = open_store(store, read_only=False, storage_options=storage_options)
     reports, changes = _plan(opened, progress, exclude, overwrite=overwrite, undo=undo)
     if dry_run:
         return [replace(each, status=_PLANNED.get(each.status, each.status)) for each in reports]
     _write(opened, changes, progress, "migrate --undo" if undo else "migrate")
-    if changes:
-        _refuse_if_crossed(opened, reports, undo=undo)
+    _refuse_if_crossed(opened, reports if changes else [], undo=undo)
     return reports
+
+
+def _check_switches(**switches: object) -> None:
+    """Raise TypeError unless each switch is a bool."""
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 def _plan(
@@ -185,7 +192,7 @@ def _plan(
     check_progress(progress)
     if undo and (overwrite or exclude):
         raise ValueError("undo can't be combined with overwrite or exclude: leave these out")
-    if isinstance(exclude, str):
+    if isinstance(exclude, str) or not isinstance(exclude, Collection):
         raise TypeError(f"exclude must be a collection of paths, got {exclude!r}")
     excluded = {path.strip("/") if isinstance(path, str) else path for path in exclude}
     nodes = dict(_counted(_find_nodes(store), progress, "reading metadata"))

@@ -308,12 +308,12 @@ class TestWrongMetadata:
             (
                 "f8",
                 32,
-                " (if the chunk shape (8,) is right, these are float32; compare some val",
+                " (if the chunk shape (8,) is right, these may be int32 or uint32 or float32; ",
             ),
             (
                 "u2",
                 64,
-                " (if the chunk shape (8,) is right, these are uint64; compare some val",
+                " (if the chunk shape (8,) is right, these may be int64 or uint64 or float64; ",
             ),
             ("i4", 24, ""),  # no integers have 3 bytes
             ("i4", 33, ""),
@@ -784,6 +784,15 @@ class TestChunks:
             assert array[...].tolist() == [[1, 1], [1, 1]]
         assert other.endswith(f"because no chunk has such a name: {', '.join(others)}")
 
+    def test_dimensions_that_xarray_rejects(self, tmp_path):
+        """Only `migrate` said so."""
+        attributes = {"_ARRAY_DIMENSIONS": "a b"}
+        settings = {"shape": (2, 2), "dtype": "i1", "zarr_format": 2, "attributes": attributes}
+        zarr.create_array(tmp_path, **settings)
+        (problem,) = check(tmp_path)[""].problems
+        why = "its attribute _ARRAY_DIMENSIONS is 'a b', expected 2 names: correct or remove it in"
+        assert problem == f"xarray can't read it: {why} .zattrs"
+
     def test_several_wrong_chunks_of_one_length(self, tmp_path):
         """Chunks of another data type were said to be damaged, and to be rewritten."""
         array = zarr.create_array(tmp_path, shape=8, chunks=2, dtype="f4", compressors=None)
@@ -793,7 +802,7 @@ class TestChunks:
         for problem in check(tmp_path)[""].problems:
             assert "holds 16 bytes, expected 8: 2 chunks have that length, and may be i" in problem
             assert problem.endswith("before you write): keep them, and convert or restore them")
-            assert "these are float64" in problem
+            assert "these may be int64 or uint64 or float64; compare" in problem
 
     @pytest.mark.parametrize(
         "codec",
@@ -955,11 +964,34 @@ class TestChunks:
         settings = {"shape": 8, "chunks": (2,), "dtype": "f4", "compressors": None}
         zarr.create_array(tmp_path, shards=(4,), **settings)[:] = 1
         document = json.loads((tmp_path / "zarr.json").read_text())
-        document["codecs"][0]["configuration"]["index_location"] = "start"
+        document["codecs"][0]["configuration"]["chunk_shape"] = [4]
         (tmp_path / "zarr.json").write_text(json.dumps(document))
         (problem,) = check(tmp_path)[""].problems
         assert "can't be decoded: the metadata, or a consolidated copy of them, seem to" in problem
         assert problem.endswith("or index_location: correct them; until then, write nothing")
+
+    @pytest.mark.parametrize(("location", "wrong"), [("start", "end"), ("end", "start")])
+    @pytest.mark.parametrize("has_checksum", [True, False])
+    def test_an_index_at_the_other_end(self, tmp_path, location, wrong, has_checksum):
+        """It was said to be damaged."""
+        settings = {"shape": 8, "chunks": (2,), "dtype": "f4", "compressors": None}
+        index = {"shards": {"shape": (8,), "index_location": location}}
+        array = zarr.create_array(tmp_path, **settings | index)
+        array[:] = 1
+        document = json.loads((tmp_path / "zarr.json").read_text())
+        configuration = document["codecs"][0]["configuration"]
+        if not has_checksum:
+            del configuration["index_codecs"][1]
+            (tmp_path / "zarr.json").write_text(json.dumps(document))
+            zarr.open_array(tmp_path)[:] = 1
+        configuration["index_location"] = wrong
+        (tmp_path / "zarr.json").write_text(json.dumps(document))
+        where = f'its index is at the {location}: in the metadata, write "index_location": '
+        (problem,) = check(tmp_path)[""].problems
+        assert problem.startswith(f'chunk c/0 can\'t be read: {where}"{location}" in the conf')
+        with pytest.raises(Exception, match=".*") as caught:
+            zarr.open_array(tmp_path)[...]
+        assert where in str(caught.value.__notes__)
 
     def test_wrong_checksums(self, tmp_path):
         """Both sums were printed, as bytes."""
@@ -1262,6 +1294,23 @@ class TestKindsOfStores:
         no = f"no: the store does not serve byte ranges as requested ({why})"
         assert found["bools"].partial_reads == no
 
+    def test_an_empty_object_in_a_bucket(self, s3_server, s3_client, caplog):
+        """No byte of it can be requested, so the server was said to serve no ranges."""
+        pytest.importorskip("s3fs", reason="pip install '.[stores]'")
+        client = {"endpoint_url": s3_server, "region_name": "us-east-1"}
+        options = {"key": "key", "secret": "secret", "client_kwargs": client}
+        options["skip_instance_cache"] = True
+        url = "s3://data/empty.zarr"
+        store = zarr.storage.FsspecStore.from_url(url, storage_options=options)
+        settings = {"shape": (2000, 100), "chunks": (1000, 100), "dtype": "f4"}
+        zarr.create_array(store, compressors=None, **settings)[...] = 1
+        s3_client.put_object(Bucket="data", Key="empty.zarr/c/0/0", Body=b"")
+        (report,) = checks.check(store)
+        assert report.partial_reads == "yes"
+        (problem,) = report.problems
+        assert problem.endswith("expected 400000: it is empty: restore or rewrite it")
+        assert caplog.text == ""
+
     def test_a_web_server_that_fails_for_a_chunk(self, tmp_path):
         """fsspec says of every answer but a chunk that it is missing."""
         pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
@@ -1446,11 +1495,40 @@ class TestKindsOfStores:
         is_memory = "memory:" in str(reference)
         options = {"remote_protocol": "memory", "remote_options": {}} if is_memory else None
         (report,) = checks.check(path, storage_options=options)
-        assert report.notes == [
-            "1 of 3 chunks are present; the missing ones are read as the fill value"
-        ]
+        (note,) = report.notes
+        missing = "1 of 3 chunks are present; the missing ones are read as the fill value"
+        parquet = ", and so are those whose file of references, *.parq, is missing"
+        assert note == missing + parquet * (kind == "parq")
         assert len(report.problems) == bool(problem)
         assert all(found.startswith(f"chunk a/2{target} {problem}") for found in report.problems)
+
+    @pytest.mark.parametrize(
+        ("document", "why"),
+        [
+            ({"refs": [1, 2]}, 'not a kerchunk reference file, which is a JSON object with "refs"'),
+            ({"refs": {"a/0": ["{{v}}/x"], ".zgroup": "{}"}}, "malformed: they lack 'v'; restore"),
+        ],
+    )
+    def test_malformed_references(self, tmp_path, document, why):
+        """Errors of fsspec were raised, without a remedy."""
+        pytest.importorskip("fsspec")
+        references = {"version": 1, "templates": {"u": "x"}} | document
+        (tmp_path / "a.json").write_text(json.dumps(references))
+        with pytest.raises(ValueError, match=re.escape(why)):
+            check(tmp_path / "a.json")
+
+    def test_relative_references(self, tmp_path, monkeypatch):
+        """Their file was said to be missing."""
+        pytest.importorskip("fsspec")
+        refs = {"a/.zarray": json.dumps(metadata_v2("<i2", (4,), (4,))), "a/0": ["raw", 0, 8]}
+        (tmp_path / "a.json").write_text(json.dumps({"version": 1, "refs": refs}))
+        (tmp_path / "raw").write_bytes(bytes(8))
+        (tmp_path / "b").mkdir()
+        monkeypatch.chdir(tmp_path / "b")
+        (problem,) = check(tmp_path / "a.json")["a"].problems
+        assert f"raw is looked for in the current folder, {tmp_path / 'b'}: run this" in problem
+        monkeypatch.chdir(tmp_path)
+        assert check(tmp_path / "a.json")["a"].problems == []
 
     def test_what_is_at_a_url(self, tmp_path):
         """It was judged by its name; what is not what its name says, was, too."""
@@ -1524,6 +1602,9 @@ class TestKindsOfStores:
         if is_damaged:
             (path / "a/refs.1.parq").write_bytes(b"PAR1 damaged")
         (report,) = checks.check(path)
+        (path / "a/refs.0.parq").write_bytes(b"PAR1 damaged")  # fsspec reads it at once
+        with pytest.raises(ValueError, match=r"malformed: .*; restore the references, or make"):
+            open_store(path)
         assert len(report.problems) == is_damaged
         why = "can't be read: the file that holds its reference is damaged, so zarr reads the fill"
         assert all(problem.startswith(f"chunk a/2 {why} value") for problem in report.problems)

@@ -397,6 +397,8 @@ class TestBadInput:
         for act in (Bytes("big").encode, codec.encode, codec.decode):
             with pytest.raises(TypeError, match=message):
                 act(given)
+        with pytest.raises(TypeError, match="expected out to be an array"):
+            codec.decode(bytes(16), out=[0, 0])
 
 
 @pytest.mark.matrix

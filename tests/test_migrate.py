@@ -823,6 +823,11 @@ class TestWrongArguments:
             migrate(folder, exclude=["/"])
         with pytest.raises(TypeError, match=r"progress must be a progress bar .*, got True"):
             migrate(folder, progress=True)
+        with pytest.raises(TypeError, match=r"exclude must be a collection of paths, got None"):
+            migrate(folder, exclude=None)
+        for name in ("dry_run", "overwrite", "undo"):  # an undo of "no" was one
+            with pytest.raises(TypeError, match=f"{name} must be True or False, got 'no'"):
+                migrate(folder, **{name: "no"})
         assert written_in(folder) == {}
 
     def test_a_store_that_can_not_list_or_be_read(self, folder):
@@ -1042,6 +1047,8 @@ class TestCommand:
             ("s3://data/old --max-chunks 1", "check s3://data/old --max-chunks 1"),
             ("check.zarr", "check check.zarr"),
             ("migrat data --undo", "migrate data --undo"),
+            ("undo data", "migrate --undo data"),
+            ("--exclude a data", "migrate --exclude a data"),
         ],
     )
     def test_a_command_that_is_forgotten_or_mistyped(self, capsys, arguments, meant):
@@ -1049,8 +1056,9 @@ class TestCommand:
         with pytest.raises(SystemExit, match="2"):
             main(arguments.split())
         first = arguments.removeprefix("--json ").split()[0]
+        what = "is an option of migrate" if meant.startswith("migrate --") else "is no command"
         assert capsys.readouterr().err.endswith(
-            f"error: '{first}' is no command: did you mean `numcodecs-bytes {meant}`?\n"
+            f"error: '{first}' {what}: did you mean `numcodecs-bytes {meant}`?\n"
         )
 
     @pytest.mark.parametrize("command", ["migrate", pytest.param("check", marks=pytest.mark.long)])

@@ -225,6 +225,19 @@ class TestUnknownKeys:
         if "NUMCODECS" in meant:
             assert not run_program("-c", WRITE, path, **{meant: "1"}).stderr
 
+    @pytest.mark.parametrize(
+        ("variable", "instead"),
+        [("ZARR_CODEC_PIPELINE", "codec_pipeline.path"), ("ZARR_CODECS", "codecs.bytes")],
+    )
+    def test_variables_that_break_zarr(self, variable, instead):
+        """They were said to have no effect, and `zarr.config.set` to have set them."""
+        done = run_program("-m", "numcodecs_bytes", status=1, **{variable: "x"})
+        section = instead.partition(".")[0]
+        said = f"{section} is 'x', set by environment variable {variable}: set {instead} instead"
+        assert f"arrays to zarr alone: {said}, or nothing\n" in done.stdout
+        assert "has no effect" not in done.stdout
+        assert "zarr.config.set" not in done.stdout
+
     def test_a_value_without_an_option(self, path):
         """It said that numcodecs_bytes had no effect."""
         done = run_program("-c", WRITE, path, ZARR_NUMCODECS_BYTES="require")

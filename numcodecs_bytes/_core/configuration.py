@@ -41,7 +41,7 @@ def parse_configuration(configuration: object, keys: tuple[str, ...]) -> JSONObj
     if unknown:
         raise ValueError(
             f"the bytes codec has no configuration key {', '.join(unknown)}; "
-            f"expected only {', '.join(map(repr, keys))}"
+            f"expected only {', '.join(map(repr, keys))}: remove it, or correct its name"
         )
     return {"endian": None, **configuration}
 

@@ -18,7 +18,7 @@ from numcodecs_bytes._core.lengths import (
     explain_stand_in,
 )
 from numcodecs_bytes._plan.outcome import FetchCounts, ZarrFails
-from numcodecs_bytes._plan.shards import NO_INDEX_ENDIAN, REMEDY, ShardLayout
+from numcodecs_bytes._plan.shards import MISSING, NO_INDEX_ENDIAN, REMEDY, ShardLayout
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.files import OpenExtent
 from numcodecs_bytes._sources.stores import start_of
@@ -62,14 +62,45 @@ async def explain_shard(shard: StorePath, layout: object) -> str:
     if not isinstance(layout, ShardLayout) or not isinstance(num_bytes, int):
         return ""
     try:
-        start = layout.index_start(num_bytes)
-        part = RangeByteRequest(start, start + layout.index_bytes)
-        raw = await async_value_or_error(shard.get(byte_range=part))
-        if raw is None or isinstance(raw, Exception) or len(raw) != layout.index_bytes:
-            return ""  # some servers ignore byte ranges
-        index = index_of(layout, np.frombuffer(raw.to_bytes(), np.uint8))
-    except ZarrFails as why:
-        return str(why)
+        index = await _fetch_index(shard, layout, layout.index_start(num_bytes))
+        why = "" if index is None else await _explain_index(shard, layout, index, num_bytes)
+    except ZarrFails as error:
+        why = str(error)
+    other_end = num_bytes - layout.index_bytes if layout.is_index_first else 0
+    if why and await _is_index_at(other_end, shard, layout, num_bytes):
+        location = "end" if layout.is_index_first else "start"
+        return (
+            f'its index is at the {location}: in the metadata, write "index_location": '
+            f'"{location}" in the configuration of sharding_indexed; until then, write nothing to '
+            "it"
+        )
+    return why
+
+
+async def _fetch_index(shard: StorePath, layout: ShardLayout, start: int) -> UInt64Array | None:
+    """Return the index of a shard, or None; raise `ZarrFails` if it is damaged."""
+    part = RangeByteRequest(start, start + layout.index_bytes)
+    raw = await async_value_or_error(shard.get(byte_range=part))
+    if raw is None or isinstance(raw, Exception) or len(raw) != layout.index_bytes:
+        return None  # some servers ignore byte ranges
+    return index_of(layout, np.frombuffer(raw.to_bytes(), np.uint8))
+
+
+async def _is_index_at(start: int, shard: StorePath, layout: ShardLayout, num_bytes: int) -> bool:
+    """Whether the index of a shard of `num_bytes` begins at `start`."""
+    try:
+        index = None if start < 0 else await _fetch_index(shard, layout, start)
+    except ZarrFails:
+        return False
+    if index is None or (index == MISSING).all():
+        return False
+    return layout.find_unusual(index, num_bytes) is None
+
+
+async def _explain_index(
+    shard: StorePath, layout: ShardLayout, index: UInt64Array, num_bytes: int
+) -> str:
+    """Return which inner chunk is not as usual in a shard of `num_bytes`, and what to do; or ""."""
     unusual = layout.find_unusual(index, num_bytes)
     if unusual is None:
         return ""

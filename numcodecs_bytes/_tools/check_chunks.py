@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numcodecs
@@ -66,6 +67,7 @@ from numcodecs_bytes._tools.stored_chunks import (
     chunks_at,
     find_chunks,
 )
+from numcodecs_bytes._zarr_api.file_systems import references_of, target_of_chunk
 from numcodecs_bytes._zarr_api.names import plural, reference_of
 from numcodecs_bytes._zarr_api.v2_codec import V2Codec
 from numcodecs_bytes._zarr_api.versions import concurrency
@@ -147,7 +149,7 @@ class _Found:
 
     def add(self, chunk: StoredChunk, problem: _Problem | None) -> None:
         """Keep what is found of a chunk."""
-        if self.first is None and chunk.error is None:
+        if self.first is None and chunk.num_bytes:  # of an empty one, no byte can be requested
             self.first = chunk.chunk_coords
         self.lengths[chunk.num_bytes] += 1
         if problem is None:
@@ -229,7 +231,7 @@ def _advice_on_length(
     if checks.item_size is not None:  # they are not encoded
         if why := _why_not_padded(array, chunk, expected):
             return f": {why}"
-        dtype, num_alike = _dtype_of_length(array, num_bytes), lengths[chunk.num_bytes]
+        dtype, num_alike = _dtypes_of_length(array, num_bytes), lengths[chunk.num_bytes]
         if others_fit and num_alike > 1 and num_bytes and not reference:
             return f": {num_alike} chunks have that length, and may be intact{dtype}: {_CONVERT}"
     if others_fit is False and (not are_alike or (num_bytes < expected and not dtype)):
@@ -250,17 +252,18 @@ def _why_not_padded(array: AnyArray, chunk: StoredChunk, expected: int) -> str:
     )
 
 
-def _dtype_of_length(array: AnyArray, num_bytes: int) -> str:
-    """Return of which data type the chunks of an array have a length, or ""."""
+def _dtypes_of_length(array: AnyArray, num_bytes: int) -> str:
+    """Return of which data types the chunks of an array have a length, or ""."""
     grid = Grid.of(array)
     item_size, rest = divmod(num_bytes, math.prod(grid.max_chunk_shape))
     if rest or any(grid.starts) or array.dtype.kind not in "iufc":
         return ""
-    dtype = value_or_error(np.dtype, f"{array.dtype.kind}{item_size}")
-    if not isinstance(dtype, np.dtype):
-        return ""
-    of_shape = f"if the chunk shape {grid.max_chunk_shape} is right, these are {dtype}"
-    return f" ({of_shape}; compare some values before you write)"
+    kinds = "c" if array.dtype.kind == "c" else "iuf"
+    possible = [value_or_error(np.dtype, f"{kind}{item_size}") for kind in kinds]
+    names = [dtype.name for dtype in possible if isinstance(dtype, np.dtype)]
+    of_shape = f"if the chunk shape {grid.max_chunk_shape} is right, these may be"
+    how = "compare some values before you write"
+    return f" ({of_shape} {' or '.join(names)}; {how})" if names else ""
 
 
 @dataclass(frozen=True)
@@ -447,9 +450,7 @@ async def _problem_of_member(array: AnyArray, chunk: StoredChunk) -> _Problem | 
 def _problem_with(store: Store, chunk: StoredChunk, expected: int | None) -> _Problem | None:
     """Return the problem with a chunk's length, if any; `expected` is None for encoded chunks."""
     if chunk.error is not None:
-        return _Problem(
-            _describe(chunk.error, is_reference=bool(kind_of_reference(store, chunk.key)))
-        )
+        return _Problem(_describe(store, chunk.key, chunk.error))
     if expected is None:
         return None if chunk.num_bytes else _Problem("holds 0 bytes", expected=0)
     if chunk.num_bytes == expected:
@@ -457,15 +458,23 @@ def _problem_with(store: Store, chunk: StoredChunk, expected: int | None) -> _Pr
     return _Problem(f"holds {chunk.num_bytes} bytes, expected {expected}", expected)
 
 
-def _describe(error: Exception, *, is_reference: bool) -> str:
+def _describe(store: Store, key: str, error: Exception) -> str:
     """Return why a chunk can't be read, and what to do."""
-    if isinstance(error, IsADirectoryError) and not is_reference:
+    if kind_of_reference(store, key):
+        target = value_or_error(target_of_chunk, store, key)
+        file = "" if isinstance(target, Exception) else target[0]
+        is_relative = file and "://" not in file and not Path(file).is_absolute()
+        if is_relative and isinstance(error, FileNotFoundError):
+            where = f"{file} is looked for in the current folder, {Path.cwd()}"
+            return f"can't be read: {where}: run this in its folder, or refer to its absolute path"
+        return describe_failure(error, is_reference=True)
+    if isinstance(error, IsADirectoryError):
         what = "is a folder, so zarr reads the fill value"
         return f"{what}: move it away, or correct the separator"
-    if isinstance(error, FileNotFoundError | NotADirectoryError) and not is_reference:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
         what = "is a symbolic link to a missing file, so zarr reads the fill value"
         return f"{what}: restore that file (git annex get and datalad get fetch theirs)"
-    return describe_failure(error, is_reference=is_reference)
+    return describe_failure(error)
 
 
 async def _problems_in(
@@ -523,7 +532,7 @@ async def _problem_in(
     are = "that is" if num_invalid == 1 else "that are"
     return _Problem(
         f"holds {plural(num_invalid, 'bool')} {are} neither 0 nor 1: read as true here, and "
-        "unchanged by other libraries"
+        "unchanged by other libraries, until you write the array again"
     )
 
 
@@ -601,6 +610,8 @@ def _report_listing(
         report.notes.append(f"{tried}, because the store does not list its chunks")
     if num_chunks + len(misnamed) < num_tried == num_in_all:
         missing = "others were not found" if errors else "missing ones are read as the fill value"
+        if not isinstance(references_of(array.store), dict | None):
+            missing += ", and so are those whose file of references, *.parq, is missing"
         report.notes.append(f"{num_chunks} of {num_in_all} chunks are present; the {missing}")
     if others:
         files, names = plural(len(others), "file"), ", ".join(others[:3])

@@ -59,6 +59,8 @@ def dask_chunks(
     """
     import zarr  # `import numcodecs_bytes` must not
 
+    from numcodecs_bytes._zarr_api.names import instead_of_array
+
     lacks_unit = isinstance(size, str) and not size.rstrip().endswith(tuple("bBkKmMgGtTpP"))
     num_bytes = None if lacks_unit else parse_size(size)  # "64" may mean 64 MiB
     if num_bytes is None or num_bytes < 1:
@@ -70,10 +72,7 @@ def dask_chunks(
         return _plan_chunks(source, num_bytes, {})
     if isinstance(source, zarr.Group):
         return _chunks_of_group(source, num_bytes)
-    raise TypeError(
-        f"dask_chunks takes a zarr.Array or a zarr.Group, got {type(source).__qualname__}: open "
-        "the store with zarr.open"
-    )
+    raise TypeError(f"dask_chunks takes a zarr.Array or a zarr.Group, {instead_of_array(source)}")
 
 
 def _plan_chunks(array: Any, size: int, given: dict[int, Lengths]) -> tuple[Lengths, ...]:

@@ -39,7 +39,7 @@ def report() -> JSONObject:
     by_default = "" if options.origin_of(in_place) else ", as by default"
     why_no_writes = wrong_mode or ("" if mode else f"{in_place} is False{by_default}")
     rows = [
-        ("partial reads", pipeline, why_no_parts, "codec_pipeline.path"),
+        ("partial reads", pipeline, why_no_parts, "" if why_aside else "codec_pipeline.path"),
         ("writes in place", pipeline, why_no_writes, "" if mode and why_left else in_place),
         ('codec "bytes" of Zarr v3', codec, why_no_codec, "codecs.bytes"),
         ('filter "bytes" of Zarr v2', filter_, explain_other_codec() or why_no_filter, ""),
@@ -91,7 +91,8 @@ def lines_of(document: JSONObject) -> Iterator[str]:
 
 
 def _set_by(row: JSONObject) -> str:
-    return f", set by {row['set_by']}" if row["set_by"] else ""
+    is_said = ", set " in row.get("why_not", "")
+    return f", set by {row['set_by']}" if row["set_by"] and not is_said else ""
 
 
 def explain_other_codec() -> str:
@@ -108,10 +109,8 @@ def explain_other_codec() -> str:
 
 def explain_wrong_setting(error: Exception) -> str:
     """Return which setting made zarr raise an error, or ""."""
-    key = "codec_pipeline"
-    if not isinstance(pipeline := zarr.config.get(key, None), dict):
-        wrong = f"{key} is {pipeline!r}{options.set_by(key)}"
-        return f" because of a setting: {wrong}: set {key}.path instead, or nothing"
+    if why := options.why_section_is_wrong():
+        return f" because of a setting: {why}"
     keys = ["codec_pipeline.path", *(f"codecs.{name}" for name in zarr.config.get("codecs", {}))]
     for key in keys:
         value = zarr.config.get(key, None)
@@ -143,7 +142,7 @@ def _class_in_use(find_class: Callable[[], type]) -> tuple[str | None, str]:
     """Return the name of a class, and why it is not ours, or ""."""
     kind = value_or_error(find_class)
     if isinstance(kind, Exception):  # a setting is wrong
-        return None, f"{type(kind).__name__}: {kind}".rstrip(".")
+        return None, options.why_section_is_wrong() or f"{type(kind).__name__}: {kind}".rstrip(".")
     name = name_of_type(kind)
     if name.startswith("numcodecs_bytes."):
         return name, ""

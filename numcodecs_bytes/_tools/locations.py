@@ -33,6 +33,7 @@ _REFERABLE = (
     ("a FITS file", (b"SIMPLE",), "How do I read a FITS image?"),
 )
 _REFERABLE_NAME = re.compile(r"[.](nc[34]?|h5|hdf5|tiff?|fits?|fts)$", re.IGNORECASE)
+_MAKE_AGAIN = "restore the references, or make them again"
 _WRITABLE = "migrate needs a folder, or a URL that fsspec can write to, with Zarr v2 metadata"
 
 
@@ -144,8 +145,8 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
     if name in METADATA_NAMES and (is_url or is_file):
         folder = location.removesuffix(f"/{name}") if is_url else path.parent
         raise ValueError(f"this is Zarr metadata: give its folder, {folder}")
-    is_node = not is_url and _is_node(path)
-    if location.endswith((".json", ".parq", ".parquet")) and not is_node:
+    is_chosen = not is_url and is_node(path)
+    if location.endswith((".json", ".parq", ".parquet")) and not is_chosen:
         if not read_only:
             raise ValueError(f"kerchunk references are read-only: {_WRITABLE}")
         return _open_references(location, options)
@@ -221,7 +222,7 @@ def _open_zip(location: str) -> Store:
     except zipfile.BadZipFile as error:
         if start.startswith(b"PK") or location.endswith(".zip"):
             raise ValueError("the zip archive is damaged or truncated: restore it") from error
-        if node := next(filter(_is_node, Path(location).parents), None):
+        if node := next(filter(is_node, Path(location).parents), None):
             what = "this is a file in a Zarr array or group"
             raise ValueError(f"{what}: give its folder, {node}") from error
         if codec := codec_at(start):
@@ -233,8 +234,8 @@ def _open_zip(location: str) -> Store:
     return archive
 
 
-def _is_node(folder: Path) -> bool:
-    # References in Parquet have only .zmetadata.
+def is_node(folder: Path) -> bool:
+    """Whether a folder is a Zarr array or group; references in Parquet have only .zmetadata."""
     return any((folder / name).is_file() for name in (".zarray", ".zgroup", "zarr.json"))
 
 
@@ -315,10 +316,15 @@ def _open_references(location: str, options: JSONObject) -> Store:
     elif importlib.util.find_spec("pyarrow") is None:
         _need("fastparquet", "kerchunk")
     options["remote_options"] = {"asynchronous": True, **options.pop("remote_options", {})}
-    try:
-        return References.from_url("reference://", {"fo": source, **options}, read_only=True)
-    except (IndexError, KeyError) as error:
-        raise ValueError(f"these references are malformed: {describe_error(error)}") from error
+    options = {"fo": source, **options}
+    store = value_or_error(References.from_url, "reference://", options, read_only=True)
+    if isinstance(store, ImportError | PermissionError | ValueError):  # it says what is wrong
+        raise store
+    if isinstance(store, Exception):  # fsspec reads the first of those in Parquet
+        why = f"they lack {store}" if isinstance(store, KeyError) else describe_error(store)
+        what = f"these references are malformed: {why}"
+        raise ValueError(f"{what}; {_MAKE_AGAIN}") from store  # noqa: TRY004
+    return store
 
 
 def _read_references(location: str, options: JSONObject) -> JSONObject:
@@ -336,15 +342,15 @@ def _read_references(location: str, options: JSONObject) -> JSONObject:
 
     document = value_or_error(load)
     if isinstance(document, json.JSONDecodeError | UnicodeDecodeError):
-        restore = "restore the references, or make them again"
-        raise ValueError(f"this is not JSON: {document}; {restore}") from document  # noqa: TRY004
+        raise ValueError(f"this is not JSON: {document}; {_MAKE_AGAIN}") from document  # noqa: TRY004
     if isinstance(document, Exception) and not isinstance(document, ValueError | RecursionError):
         if document.__cause__ is None:
             raise document
         why = document.__cause__  # the error itself only names the URL
         raise OSError(f"the references can't be read: {type(why).__name__}: {why}") from document
     if isinstance(document, dict) and (
-        "refs" in document or any(name.endswith(METADATA_NAMES) for name in document)
+        isinstance(document.get("refs"), dict)
+        or any(name.endswith(METADATA_NAMES) for name in document)
     ):
         if "refs" in document and "version" not in document:  # fsspec finds nothing in them
             raise ValueError('these references have no version: add "version": 1 beside "refs"')

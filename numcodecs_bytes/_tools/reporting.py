@@ -1,5 +1,6 @@
 """What the commands report: errors in words, or as bugs; of `check`, findings, limits, progress."""
 
+import errno
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,6 +16,12 @@ from numcodecs_bytes._core.catch import value_or_error
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# What helps if the system can't read a file.
+_OF_SYSTEM = {
+    errno.EACCES: ": give this user permission to read it",
+    errno.EIO: ": its disk may be failing: restore it from a backup",
+    errno.ELOOP: ": correct the link",
+}
 # What this package raises on purpose, and what odd metadata or a lack of something lead to.
 _EXPECTED = (ImportError, MemoryError, OSError, RecursionError, ValueError, Warning)
 
@@ -50,17 +57,24 @@ def describe_failure(error: Exception, *, is_reference: bool = False, is_named: 
     if is_reference and isinstance(error, IsADirectoryError):
         return "can't be read: its file is a folder: make the references again"
     if not isinstance(status, int) or status not in responses:
-        of_archive = ": restore the archive" if type(error).__name__ == "BadZipFile" else ""
-        if type(error).__module__.partition(".")[0] == "icechunk":
-            of_archive = ": restore the repository, or read an earlier snapshot"
         text = explain_error(error)
         if is_named and isinstance(error, OSError) and error.strerror:  # without the path
             text = f"{type(error).__name__}: {error.strerror}"
-        return f"can't be read: {text}{of_archive}"
+        return f"can't be read: {text}{_remedy_for(error)}"
     what = f"can't be read: the server answers {status} ({responses[status]})"
     if status in (401, 403):
         return f"{what}: log in, or give credentials in the storage options"
     return f"{what}: try again later" if status in (429, *range(500, 600)) else what
+
+
+def _remedy_for(error: Exception) -> str:
+    """Return what helps after an error of a store, or ""."""
+    if type(error).__name__ == "BadZipFile":
+        return ": restore the archive"
+    if type(error).__module__.partition(".")[0] == "icechunk":
+        return ": restore the repository, or read an earlier snapshot"
+    number = error.errno if isinstance(error, OSError) else None
+    return _OF_SYSTEM.get(number or 0, "")
 
 
 def explain_error(error: Exception) -> str:
@@ -145,7 +159,9 @@ class ArrayReport:
         return "\n".join(map(printable, lines))
 
     def add_problem(self, problem: str) -> None:
-        """Count a problem, and list it if it is one of the first ten."""
+        """Count a problem, unless it is listed, and list it if it is one of the first ten."""
+        if problem in self.problems:
+            return
         self.num_problems += 1
         if len(self.problems) < 10:
             self.problems.append(problem)

@@ -28,7 +28,7 @@ def convert_attributes(
 
     Raises ValueError if xarray would read something else from Zarr v3.
     """
-    names = _dimension_names(document, attributes)
+    names = dimension_names(document, attributes)
     given = attributes.get("_FillValue")
     specials = (_DIMENSIONS, "_FillValue")
     others = {name: value for name, value in attributes.items() if name not in specials}
@@ -44,16 +44,20 @@ def convert_attributes(
     return members, notes
 
 
-def _dimension_names(document: JSONObject, attributes: JSONObject) -> list[str | None] | None:
-    """Return the names of dimensions that xarray reads from Zarr v2, or None."""
-    names: Any = attributes.get(_DIMENSIONS)
-    what, file = f"attribute {_DIMENSIONS}", ".zattrs"
+def dimension_names(document: JSONObject, attributes: JSONObject) -> list[str | None] | None:
+    """Return the names of dimensions that xarray reads from Zarr v2, or None.
+
+    Raises ValueError if xarray rejects them.
+    """
+    given: Any = attributes.get(_DIMENSIONS)
+    names, what, file = given, f"attribute {_DIMENSIONS}", ".zattrs"
     if _DIMENSIONS in attributes:
         names = [names] if isinstance(names, str) else names
     elif "_NCZARR_ARRAY" in document:
-        what, file, names = "_NCZARR_ARRAY", ".zarray", document["_NCZARR_ARRAY"]
+        what, file, given = "_NCZARR_ARRAY", ".zarray", document["_NCZARR_ARRAY"]
+        names = given
         with contextlib.suppress(AttributeError, KeyError, TypeError):  # it may be anything
-            names = [name.rpartition("/")[2] for name in names["dimrefs"]]
+            names = [name.rpartition("/")[2] for name in given["dimrefs"]]
     else:
         return None
     num = len(document["shape"])
@@ -61,7 +65,7 @@ def _dimension_names(document: JSONObject, attributes: JSONObject) -> list[str |
     if is_list and all(isinstance(name, str | None) for name in names):
         return list(names)
     raise ValueError(
-        f"its {what} is {names!r}, expected {num} names: correct or remove it in {file}"
+        f"its {what} is {given!r}, expected {num} names: correct or remove it in {file}"
     )
 
 

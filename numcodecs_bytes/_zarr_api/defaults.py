@@ -14,7 +14,7 @@ from typing import Any
 import zarr
 
 from numcodecs_bytes._core.interrupts import raise_interrupt
-from numcodecs_bytes._zarr_api.options import OptionError, untested_zarr
+from numcodecs_bytes._zarr_api.options import OptionError, untested_zarr, why_section_is_wrong
 
 OLDEST, NEWEST_MINOR = (3, 1, 6), (3, 4)  # the versions of zarr that the tests run with
 why_aside: dict[str, str] = {}  # what is left to zarr, and why
@@ -67,7 +67,7 @@ def or_step_aside(what: str) -> Iterator[None]:
     elif isinstance(error, OptionError):
         why = str(error)
     else:
-        why = (
+        why = why_section_is_wrong() or (
             f"it does not support this version of zarr ({zarr.__version__}) or its config "
             f"({type(error).__name__}: {error}); upgrade numcodecs_bytes, or fix the config"
         )

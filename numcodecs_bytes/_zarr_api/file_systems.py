@@ -43,7 +43,9 @@ def target_of(reference: Any, file_system: Any) -> tuple[str, tuple[int, int] | 
         return target, None
     offset, num_bytes = map(int, part)
     if offset < 0 or num_bytes < 0:
-        raise ValueError(f"its offset or length is negative: {reference!r}")
+        raise ValueError(
+            f"its offset or length is negative: {reference!r}: make the references again"
+        )
     return target, (offset, num_bytes)
 
 

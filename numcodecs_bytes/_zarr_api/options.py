@@ -151,6 +151,8 @@ def _meant_by(variable: str) -> str:
     letters = _letters_of(variable)
     if not variable.startswith("ZARR_"):
         return _VARIABLES.get(letters, "")
+    if variable.upper() == "ZARR_CODEC_PIPELINE":  # see `why_section_is_wrong`
+        return ""
     if letters in _NATURAL:
         return _OF_ZARR[0]
     close = difflib.get_close_matches(letters, _VARIABLES, n=1, cutoff=0.93)  # one letter in 14
@@ -200,7 +202,7 @@ def did_you_mean(key: str) -> str:
     """Return a question that names what is meant by a misspelt key, or variable, or ""."""
     if key in _MISSPELT:
         return f" (did you mean {_MISSPELT[key]}?)"
-    name = key.replace("-", "_").removeprefix("numcodecs_bytes").lstrip("._")
+    name = key.replace("-", "_").removeprefix("numcodecs_bytes").lstrip("._").lower()
     if meant := difflib.get_close_matches(name, NAMES, n=1):
         return f" (did you mean numcodecs_bytes.{meant[0]}?)"
     return " (did you mean numcodecs_bytes?)" if name.startswith("numcodec") else ""
@@ -262,6 +264,16 @@ def set_by(key: str) -> str:
     if origin == "zarr.config.set":
         return f", set in this program by {origin}"
     return f", set by {origin}" if origin else ""
+
+
+def why_section_is_wrong() -> str:
+    """Return which section of zarr's config is none, by which zarr fails, or ""."""
+    for section, name in (("codec_pipeline", "path"), ("codecs", "bytes")):
+        value = zarr.config.get(section, None)
+        if not isinstance(value, Mapping | None):
+            setter = set_by(section)
+            return f"{section} is {value!r}{setter}: set {section}.{name} instead, or nothing"
+    return ""
 
 
 def _value_in(collected: object, key: str) -> object:

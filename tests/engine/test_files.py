@@ -12,6 +12,7 @@ import re
 import socket
 import sys
 import tarfile
+import threading
 import weakref
 import zipfile
 from functools import partial
@@ -508,9 +509,12 @@ class TestPartsOfFiles:
             array[:4] = 1
             duplicate, rows = os.dup, np.full((4, 4), 2.0, ">f8")
 
+            lock = threading.Lock()  # two threads may open the archive at once
+
             def write(descriptor):
-                if "c/1/0" not in store._zf.namelist():
-                    store._zf.writestr("c/1/0", rows.tobytes())
+                with lock:
+                    if "c/1/0" not in store._zf.namelist():
+                        store._zf.writestr("c/1/0", rows.tobytes())
                 return duplicate(descriptor)
 
             monkeypatch.setattr(os, "dup", write)
