@@ -146,7 +146,7 @@ class WrongLength(NamedTuple):
         if why := explain_stand_in(self.start):
             return why
         if not (codec := self._compressor()):
-            return remedy
+            return remedy if self.num_bytes else f"it is empty; {remedy}"
         return (
             f"it seems to be compressed by {codec}: keep it; if other chunks can be read, restore "
             "it; otherwise, add that codec to the metadata, in a shard to the `codecs` in the "

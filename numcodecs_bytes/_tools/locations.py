@@ -134,8 +134,12 @@ def _open_repository(location: str, icechunk_ref: dict[str, str]) -> Store:
     repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=others)
     arguments = {"snapshot": "snapshot_id"}
     chosen: Any = {arguments.get(kind, kind): name for kind, name in icechunk_ref.items()}
-    store: Store = repository.readonly_session(**chosen).store
-    return store
+    session = value_or_error(lambda: repository.readonly_session(**chosen))
+    if isinstance(session, Exception):
+        names = value_or_error(lambda: [*repository.list_branches(), *repository.list_tags()])
+        known = "" if isinstance(names, Exception) else f"; expected one of {sorted(names)}"
+        raise ValueError(f"{describe_error(session)}{known}") from session  # noqa: TRY004
+    return session.store
 
 
 def _open_location(location: str, options: JSONObject, *, read_only: bool) -> Store:
@@ -177,6 +181,8 @@ def _open_url(url: str, options: JSONObject, *, read_only: bool) -> Store:
     of_url = zarr.storage.FsspecStore.from_url
     store = value_or_error(of_url, url, storage_options=options, read_only=read_only)
     if isinstance(store, Exception):
+        if "Protocol not known" in str(store):
+            raise ValueError(f"{store}: correct the URL, or install what adds it to fsspec")
         if "range requests" in str(store):  # its advice is for other callers
             raise ValueError("the server serves no byte ranges: download the zip file") from store
         raise store
