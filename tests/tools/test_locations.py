@@ -151,9 +151,9 @@ class TestIcechunk:
             assert paths_in(location.format(tmp_path), icechunk_ref=ref) == ["v"]
         for ref in ({"tag": "last"}, {"branch": "nope"}):
             with pytest.raises(ValueError, match=r"; expected one of \['first', 'main'\]$"):
-                check(location.format(tmp_path), icechunk_ref=ref)
+                paths_in(location.format(tmp_path), icechunk_ref=ref)
         with pytest.raises(ValueError, match="Protocol not known: nope: correct the URL, or inst"):
-            check("nope://a")
+            paths_in("nope://a")
 
     def test_names_alone_do_not_make_a_repository(self, tmp_path, s3):
         """Arrays may be called like the files of a repository."""
