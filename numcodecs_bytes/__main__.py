@@ -253,9 +253,10 @@ def _add_migrate_options(migrate: argparse.ArgumentParser) -> None:
 def _advise_command(arguments: list[str]) -> str:
     """Return what was probably meant if the first argument is no command, or ""."""
     first, *others = arguments or ["-"]
-    if first in ("undo", "--undo", "--dry-run", "--overwrite", "--exclude"):
-        line = shlex.join(["migrate", f"--{first.removeprefix('--')}", *others])
-        return f"{first!r} is an option of migrate: did you mean `numcodecs-bytes {line}`?"
+    option = f"--{first.removeprefix('--')}"
+    if option.partition("=")[0] in ("--undo", "--dry-run", "--overwrite", "--exclude"):
+        line = shlex.join(["migrate", option, *others])
+        return f"{option} is an option of migrate: did you mean `numcodecs-bytes {line}`?"
     if first in _COMMANDS or first.startswith("-"):
         return ""
     meant = difflib.get_close_matches(first, _COMMANDS, n=1) if first.isalpha() else []

@@ -60,6 +60,7 @@ from numcodecs_bytes._tools.reporting import (
 from numcodecs_bytes._tools.stored_chunks import ChunkCoords
 from numcodecs_bytes._tools.v2_to_v3 import disagreements, why_no_endian, why_wrong_dtype
 from numcodecs_bytes._tools.xarray_attributes import (
+    WrongDimensionsError,
     dimension_names,
     encode_mask,
     how_to_decode,
@@ -179,7 +180,7 @@ def _check_array(
         _check_v2_codecs(array, v2_codecs, report)
         attributes = _v2_document(store_path, ".zattrs", report) or {}
         dimensions = value_or_error(dimension_names, document, attributes)
-        if isinstance(dimensions, ValueError):
+        if isinstance(dimensions, WrongDimensionsError):
             report.add_problem(f"xarray can't read it: {dimensions}")
         codecs = [codec.codec_id for codec in v2_codecs]
     first = check_chunks(array, codecs, report, limits, progress)
@@ -198,8 +199,7 @@ def _check_byte_ranges(array: AnyArray, first: ChunkCoords | None, report: Array
     if isinstance(failure, Exception) and not isinstance(failure, LeftToZarr):
         key = join(array.path, array.metadata.encode_chunk_key(first))
         problem = f"chunk {key} {describe_failure(failure)}"
-        if problem not in report.problems:
-            report.add_problem(problem)
+        report.add_problem(problem)
         report.partial_reads = "not known: a chunk can't be read"
         return
     is_in_part = _report_partial_reads(array, report)  # again: a strike is remembered

@@ -309,7 +309,7 @@ def _as_array(buf: "ArrayOrBuffer", what: str = "") -> Array:
     except TypeError:
         raise TypeError(
             f"expected {what}an array or an object that supports the buffer protocol, got "
-            f"{type(buf).__name__}: convert it with numpy.asarray"
+            f"{type(buf).__name__}{'' if what else ': convert it with numpy.asarray'}"
         ) from None
     if not isinstance(buf, np.ndarray) and elements.dtype in ("i1", "S1"):
         return elements.view(np.uint8)  # a buffer of single bytes, whatever its format

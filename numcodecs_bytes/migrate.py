@@ -192,14 +192,15 @@ def _plan(
     check_progress(progress)
     if undo and (overwrite or exclude):
         raise ValueError("undo can't be combined with overwrite or exclude: leave these out")
-    if isinstance(exclude, str) or not isinstance(exclude, Collection):
+    if isinstance(exclude, str | bytes) or not isinstance(exclude, Collection):
         raise TypeError(f"exclude must be a collection of paths, got {exclude!r}")
     excluded = {path.strip("/") if isinstance(path, str) else path for path in exclude}
     nodes = dict(_counted(_find_nodes(store), progress, "reading metadata"))
     if unknown := [path for path in excluded if path not in nodes or not path]:
+        path = "/" if unknown[0] == "" else unknown[0]
         raise ValueError(
-            f"can't exclude {unknown[0] or '/'!r}: the store has no such array or group below its "
-            "root; expected a path such as 'group/array'"
+            f"can't exclude {path!r}: the store has no such array or group below its root; "
+            "expected a path such as 'group/array'"
         )
     if undo:
         return _plan_undo(nodes, progress)

@@ -308,12 +308,12 @@ class TestWrongMetadata:
             (
                 "f8",
                 32,
-                " (if the chunk shape (8,) is right, these may be int32 or uint32 or float32; ",
+                " (if the chunk shape (8,) is right, these may be int32, uint32 or float32; ",
             ),
             (
                 "u2",
                 64,
-                " (if the chunk shape (8,) is right, these may be int64 or uint64 or float64; ",
+                " (if the chunk shape (8,) is right, these may be int64, uint64, float64 or comp",
             ),
             ("i4", 24, ""),  # no integers have 3 bytes
             ("i4", 33, ""),
@@ -498,7 +498,7 @@ class TestHierarchies:
         [
             ("codecs.bytes", ", which is no class that zarr knows: correct it"),
             ("codec_pipeline.path", ", which is no class that zarr knows: correct it"),
-            ("codec_pipeline", ": set codec_pipeline.path instead, or nothing"),
+            ("codec_pipeline", ": remove it, or set codec_pipeline.path instead"),
         ],
     )
     def test_a_setting_that_is_wrong(self, tmp_path, key, remedy):
@@ -763,7 +763,7 @@ class TestChunks:
 
     @pytest.mark.parametrize(
         "names",
-        [[f"c/0/0.{HEX}.partial"], ["c/1.5a.in-place.partial", f"c/5.{HEX}.partial"]],
+        [[f"c/0/0.{HEX}.partial"], ["c/1.5a.in-place.partial", f"zarr.{HEX}.partial"]],
     )
     def test_what_killed_writes_leave(self, tmp_path, names):
         """They were said to be files that zarr does not read, and nothing said what to do."""
@@ -802,13 +802,13 @@ class TestChunks:
         for problem in check(tmp_path)[""].problems:
             assert "holds 16 bytes, expected 8: 2 chunks have that length, and may be i" in problem
             assert problem.endswith("before you write): keep them, and convert or restore them")
-            assert "these may be int64 or uint64 or float64; compare" in problem
+            assert "these may be int64, uint64, float64 or complex64; compare" in problem
 
     @pytest.mark.parametrize(
         "codec",
         [
             {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1},
-            *({"id": name} for name in ("zstd", "zlib", "bz2", "lz4", "crc32c")),
+            *({"id": name} for name in ("zstd", "zlib", "bz2", "lz4")),
         ],
         ids=operator.itemgetter("id"),
     )
@@ -967,8 +967,8 @@ class TestChunks:
         document["codecs"][0]["configuration"]["chunk_shape"] = [4]
         (tmp_path / "zarr.json").write_text(json.dumps(document))
         (problem,) = check(tmp_path)[""].problems
-        assert "can't be decoded: the metadata, or a consolidated copy of them, seem to" in problem
-        assert problem.endswith("or index_location: correct them; until then, write nothing")
+        assert "can't be decoded: if the metadata, or a consolidated copy of them, state" in problem
+        assert problem.endswith("otherwise, restore the shards; until then, write nothing")
 
     @pytest.mark.parametrize(("location", "wrong"), [("start", "end"), ("end", "start")])
     @pytest.mark.parametrize("has_checksum", [True, False])
@@ -986,9 +986,10 @@ class TestChunks:
             zarr.open_array(tmp_path)[:] = 1
         configuration["index_location"] = wrong
         (tmp_path / "zarr.json").write_text(json.dumps(document))
-        where = f'its index is at the {location}: in the metadata, write "index_location": '
+        where = f"its index is at the {location}: if other shards can be read, it was written by"
         (problem,) = check(tmp_path)[""].problems
-        assert problem.startswith(f'chunk c/0 can\'t be read: {where}"{location}" in the conf')
+        assert problem.startswith(f"chunk c/0 can't be read: {where}")
+        assert f'otherwise, write "index_location": "{location}" in the configuration' in problem
         with pytest.raises(Exception, match=".*") as caught:
             zarr.open_array(tmp_path)[...]
         assert where in str(caught.value.__notes__)
@@ -1497,7 +1498,7 @@ class TestKindsOfStores:
         (report,) = checks.check(path, storage_options=options)
         (note,) = report.notes
         missing = "1 of 3 chunks are present; the missing ones are read as the fill value"
-        parquet = ", and so are those whose file of references, *.parq, is missing"
+        parquet = "; a chunk is missing, too, if its file of references, *.parq, is"
         assert note == missing + parquet * (kind == "parq")
         assert len(report.problems) == bool(problem)
         assert all(found.startswith(f"chunk a/2{target} {problem}") for found in report.problems)
@@ -1526,7 +1527,9 @@ class TestKindsOfStores:
         (tmp_path / "b").mkdir()
         monkeypatch.chdir(tmp_path / "b")
         (problem,) = check(tmp_path / "a.json")["a"].problems
-        assert f"raw is looked for in the current folder, {tmp_path / 'b'}: run this" in problem
+        assert (
+            f"raw is missing: it is relative to the current folder, {tmp_path / 'b'}: ru" in problem
+        )
         monkeypatch.chdir(tmp_path)
         assert check(tmp_path / "a.json")["a"].problems == []
 
@@ -1738,7 +1741,7 @@ class TestCommand:
         [
             ("zarr.json", "{}", "this is Zarr metadata: give its folder, {0}\n"),
             ("a.json", "[1]", "this is not a kerchunk reference file, which is a JSON object"),
-            ("a.json", '{"refs": {', "this is not JSON: Expecting property name"),
+            ("a.json", '{"refs": {', "this is not JSON, as kerchunk references are: Exp"),
             ("a.nc.gz", "\x1f\x8b\x08", "this is compressed by gzip: decompress it\n"),
             ("a.txt", "text", "neither a zip archive nor references, whose name ends in .json;"),
             ("a.nc", "", "the file is empty: expected an archive with zarr.json or .zarray"),

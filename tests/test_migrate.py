@@ -816,15 +816,16 @@ class TestWrongArguments:
             migrate(Unread(), exclude=exclude)
 
     def test_what_is_no_path_below_the_root(self, folder):
-        for exclude in ([""], ["x", "/"], [None], b"x", ["x/0"], ["dee"]):
+        for exclude in ([""], ["x", "/"], [None], ["x/0"], ["dee"]):
             with pytest.raises(ValueError, match="the store has no such array or group below"):
                 migrate(folder, exclude=exclude)
         with pytest.raises(ValueError, match="can't exclude '/'"):
             migrate(folder, exclude=["/"])
         with pytest.raises(TypeError, match=r"progress must be a progress bar .*, got True"):
             migrate(folder, progress=True)
-        with pytest.raises(TypeError, match=r"exclude must be a collection of paths, got None"):
-            migrate(folder, exclude=None)
+        for exclude in (None, b"x", "x"):
+            with pytest.raises(TypeError, match="exclude must be a collection of paths, got "):
+                migrate(folder, exclude=exclude)
         for name in ("dry_run", "overwrite", "undo"):  # an undo of "no" was one
             with pytest.raises(TypeError, match=f"{name} must be True or False, got 'no'"):
                 migrate(folder, **{name: "no"})
@@ -1049,6 +1050,7 @@ class TestCommand:
             ("migrat data --undo", "migrate data --undo"),
             ("undo data", "migrate --undo data"),
             ("--exclude a data", "migrate --exclude a data"),
+            ("--exclude=a data", "migrate --exclude=a data"),
         ],
     )
     def test_a_command_that_is_forgotten_or_mistyped(self, capsys, arguments, meant):
@@ -1056,10 +1058,11 @@ class TestCommand:
         with pytest.raises(SystemExit, match="2"):
             main(arguments.split())
         first = arguments.removeprefix("--json ").split()[0]
-        what = "is an option of migrate" if meant.startswith("migrate --") else "is no command"
-        assert capsys.readouterr().err.endswith(
-            f"error: '{first}' {what}: did you mean `numcodecs-bytes {meant}`?\n"
-        )
+        what = f"'{first}' is no command"
+        if meant.startswith("migrate --"):
+            what = f"--{first.strip('-').partition('=')[0]} is an option of migrate"
+        answer = capsys.readouterr().err.replace("=a is", " is")
+        assert answer.endswith(f"error: {what}: did you mean `numcodecs-bytes {meant}`?\n")
 
     @pytest.mark.parametrize("command", ["migrate", pytest.param("check", marks=pytest.mark.long)])
     def test_a_closed_pipe_ends_the_report_alone(self, tmp_path, command):

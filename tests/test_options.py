@@ -233,8 +233,8 @@ class TestUnknownKeys:
         """They were said to have no effect, and `zarr.config.set` to have set them."""
         done = run_program("-m", "numcodecs_bytes", status=1, **{variable: "x"})
         section = instead.partition(".")[0]
-        said = f"{section} is 'x', set by environment variable {variable}: set {instead} instead"
-        assert f"arrays to zarr alone: {said}, or nothing\n" in done.stdout
+        said = f"{section} is 'x', set by environment variable {variable}: remove it, or set"
+        assert f"arrays to zarr alone: {said} {instead} instead\n" in done.stdout
         assert "has no effect" not in done.stdout
         assert "zarr.config.set" not in done.stdout
 

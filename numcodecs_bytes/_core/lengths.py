@@ -25,8 +25,9 @@ _STARTS = {
     "bz2": re.compile(rb"BZh[1-9]1AY&SY"),
     "lzma": re.compile(rb"\xfd7zXZ\0"),
 }
-# Codecs after which a chunk rarely has the length of its elements.
-_CHANGE_LENGTHS = {*_STARTS, "adler32", "blosc", "crc32", "crc32c", "fletcher32", "lz4", "zlib"}
+# Compressors, and codecs that leave the length as it is.
+_COMPRESSORS = {*_STARTS, "blosc", "lz4", "zlib"}
+_OF_SAME_LENGTH = {"bytes", "endian", "shuffle", "transpose"}
 BLOSC_START = b"\2\1"  # the versions of its format, of all that numcodecs has written
 # What stands for a file that was not fetched, and what to do.
 _STAND_INS = (
@@ -83,8 +84,8 @@ class LengthError(ValueError):
     """A chunk has the wrong length."""
 
 
-class WrongLength(NamedTuple):
-    """What is known of a chunk of the wrong length, or one that its codecs can't decode."""
+class SuspectChunk(NamedTuple):
+    """What is known of a chunk that has the wrong length, or that its codecs can't decode."""
 
     num_bytes: int
     expected: int
@@ -110,9 +111,9 @@ class WrongLength(NamedTuple):
             return f"{metadata} seem to state {wrong}: correct them"
         if self.num_bytes < self.expected:
             truncated = "it seems to be truncated: " if self.others_fit else "if it is truncated, "
-            at_edge = "; if it is at the edge of the array and lacks padding, keep it, and pad it"
+            at_edge = "if it is at the edge of the array and lacks padding, keep it, and pad it; "
             pad = at_edge if self.may_lack_padding else ""
-            return f"{truncated}restore or rewrite it{pad}{correct}"
+            return f"{pad}{truncated}restore or rewrite it{correct}"
         damaged = "damaged, or was written by another program: restore or rewrite it"
         if self.others_fit:
             return f"other chunks have the right length, and this one is {damaged}"
@@ -146,7 +147,7 @@ class WrongLength(NamedTuple):
         if why := explain_stand_in(self.start):
             return why
         if not (codec := self._compressor()):
-            return remedy if self.num_bytes else f"it is empty; {remedy}"
+            return remedy
         return (
             f"it seems to be compressed by {codec}: keep it; if other chunks can be read, restore "
             "it; otherwise, add that codec to the metadata, in a shard to the `codecs` in the "
@@ -158,9 +159,10 @@ class WrongLength(NamedTuple):
         if why := explain_stand_in(self.start):
             return why
         names, codec = {name.removeprefix("numcodecs.") for name in codecs}, self._compressor()
+        may_be_plain = names & _COMPRESSORS and names <= _COMPRESSORS | _OF_SAME_LENGTH
         if codec and codec not in names:
             seems = f"it seems to be compressed by {codec}"
-        elif not codec and self.num_bytes == self.expected and names & _CHANGE_LENGTHS:
+        elif not codec and may_be_plain and self.num_bytes == self.expected:
             seems = "it has the length of elements that are not encoded"
         else:
             return ""
@@ -207,7 +209,7 @@ def check_length(  # noqa: PLR0913 # what the message says
     expected = math.prod(shape) * stored.itemsize
     if num_bytes != expected:
         are_rows = any(n > 1 and num_bytes % max(expected // n, 1) == 0 for n in shape)
-        wrong = WrongLength(
+        wrong = SuspectChunk(
             num_bytes,
             expected,
             bytes(start[:NUM_START_BYTES]),

@@ -5,6 +5,7 @@ import errno
 from asyncio import Future
 from collections.abc import Awaitable, Sequence
 from contextvars import ContextVar
+from traceback import walk_tb
 from typing import Literal, TypeVar
 
 from zarr.abc.store import RangeByteRequest
@@ -87,7 +88,7 @@ async def _explain(
     chunk = first if is_asked and len(requests) == 1 else None
     if isinstance(access.codec, ShardingCodec):
         await _advise_on_shard(error, chunk, value_or_error(layout_of, spec), doing)
-    elif chunk is not None and doing == "reading" and _is_of_data(error, doing):
+    elif chunk is not None and doing == "reading" and _is_of_codec(error):
         why = explain_stand_in(await start_of(chunk))
         if why:
             add_note(error, why)
@@ -114,11 +115,15 @@ def _is_of_data(error: Exception, doing: Doing) -> bool:
     if doing == "reading":
         # A damaged index may state any offset and length, for which there is no memory.
         is_wrong_range = isinstance(error, OSError) and error.errno == errno.EINVAL
-        is_of_numcodecs = type(error) is RuntimeError
-        is_of_data = isinstance(error, ValueError | MemoryError | OverflowError)
-        return is_wrong_range or is_of_numcodecs or is_of_data
+        return is_wrong_range or isinstance(error, ValueError | MemoryError | OverflowError)
     has_wrong_checksum = "checksum" in str(value_or_error(str, error))
     return isinstance(error, LengthError) or (isinstance(error, ValueError) and has_wrong_checksum)
+
+
+def _is_of_codec(error: Exception) -> bool:
+    """Whether a codec of zarr or numcodecs has raised an error, whatever its class."""
+    modules = [str(f.f_globals.get("__name__")) for f, _ in walk_tb(error.__traceback__)]
+    return any(name.startswith(("zarr.codecs.", "numcodecs.")) for name in modules)
 
 
 async def _find_wrong_length(requests: Sequence[ChunkRequest], layout_of: LayoutOf) -> str:

@@ -114,7 +114,8 @@ def _fetch_and_scatter(
 def _read_run(form: Form, layout: Layout, descriptor: int, start: int, out: Array) -> bool:
     """Read the only run of a form by one call of the system; return False if that is no way.
 
-    Then it is slow, the file was truncated meanwhile, or its system never returns so much at once.
+    Then the copy would be slow, the file was truncated meanwhile, or its system never returns so
+    much at once.
     """
     num_bytes = form.plan.num_bytes
     if form.is_copy:

@@ -14,7 +14,7 @@ from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._core.lengths import (
     EMPTY,
     NUM_START_BYTES,
-    WrongLength,
+    SuspectChunk,
     explain_stand_in,
 )
 from numcodecs_bytes._plan.outcome import FetchCounts, ZarrFails
@@ -61,20 +61,22 @@ async def explain_shard(shard: StorePath, layout: object) -> str:
         return why
     if not isinstance(layout, ShardLayout) or not isinstance(num_bytes, int):
         return ""
+    is_certain = False
     try:
         index = await _fetch_index(shard, layout, layout.index_start(num_bytes))
+        is_certain = has_index_checksum(layout.codec)
         why = "" if index is None else await _explain_index(shard, layout, index, num_bytes)
     except ZarrFails as error:
         why = str(error)
     other_end = num_bytes - layout.index_bytes if layout.is_index_first else 0
-    if why and await _is_index_at(other_end, shard, layout, num_bytes):
-        location = "end" if layout.is_index_first else "start"
-        return (
-            f'its index is at the {location}: in the metadata, write "index_location": '
-            f'"{location}" in the configuration of sharding_indexed; until then, write nothing to '
-            "it"
-        )
-    return why
+    if not why or is_certain or not await _is_index_at(other_end, shard, layout, num_bytes):
+        return why
+    location = "end" if layout.is_index_first else "start"
+    return (
+        f"its index is at the {location}: if other shards can be read, it was written by another "
+        f'program: restore it; otherwise, write "index_location": "{location}" in the '
+        "configuration of sharding_indexed in the metadata; until then, write nothing to it"
+    )
 
 
 async def _fetch_index(shard: StorePath, layout: ShardLayout, start: int) -> UInt64Array | None:
@@ -111,7 +113,7 @@ async def _explain_index(
         inner = await async_value_or_error(shard.get(byte_range=part))
     if inner is None or isinstance(inner, Exception):
         return f"{what}: {REMEDY}"
-    wrong = WrongLength(stated, layout.inner.num_bytes, inner.to_bytes())
+    wrong = SuspectChunk(stated, layout.inner.num_bytes, inner.to_bytes())
     return f"{what}: {wrong.explain_inner(REMEDY)}"
 
 

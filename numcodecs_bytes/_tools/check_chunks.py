@@ -6,6 +6,7 @@ Chunks are decoded by zarr's own codecs, and take as much memory as they do in z
 import itertools
 import json
 import math
+import operator
 import os
 import re
 import shlex
@@ -43,7 +44,7 @@ from numcodecs_bytes._core.lengths import (
     BLOSC_START,
     FIND_OTHERS,
     LengthError,
-    WrongLength,
+    SuspectChunk,
     explain_stand_in,
 )
 from numcodecs_bytes._plan.shards import NO_INDEX_ENDIAN, REMEDY
@@ -75,12 +76,23 @@ from numcodecs_bytes._zarr_api.versions import concurrency
 # Codecs whose chunks begin with how many elements they hold, for which numcodecs allocates memory.
 _WITH_COUNTS = ("vlen-utf8", "vlen-bytes", "vlen-array")
 
+# By the length of an element in bytes.
+_DTYPES = {
+    1: "int8 or uint8",
+    2: "int16, uint16 or float16",
+    4: "int32, uint32 or float32",
+    8: "int64, uint64, float64 or complex64",
+    16: "complex128",
+}
+
 _CONVERT = "keep them, and convert or restore them"
 
+_RESTORE_OR_CORRECT = "restore or rewrite it; if the metadata state wrong codecs, correct them"
 # What to do instead of `REMEDY` if no shard can be read.
 _REMEDY_OF_ALL = (
-    "the metadata, or a consolidated copy of them, seem to state a wrong data type, inner chunk "
-    "shape, codecs, index_codecs or index_location: correct them; until then, write nothing"
+    "if the metadata, or a consolidated copy of them, state a wrong data type, inner chunk shape, "
+    "codecs, index_codecs or index_location, correct them; otherwise, restore the shards; until "
+    "then, write nothing"
 )
 
 # What errors of zarr and NumPy say, in words.
@@ -224,7 +236,7 @@ def _advice_on_length(
     # A pipe has 0 bytes: reading it might never end.
     start = sync(start_of(StorePath(array.store, chunk.key), num_bytes)) if num_bytes else b""
     reference, dtype = kind_of_reference(array.store, chunk.key), ""
-    wrong = WrongLength(num_bytes, expected, start, reference, others_fit)
+    wrong = SuspectChunk(num_bytes, expected, start, reference, others_fit)
     if why := wrong.explain_start():
         return f": {why}"
     are_alike = len(lengths) == 1
@@ -253,17 +265,14 @@ def _why_not_padded(array: AnyArray, chunk: StoredChunk, expected: int) -> str:
 
 
 def _dtypes_of_length(array: AnyArray, num_bytes: int) -> str:
-    """Return of which data types the chunks of an array have a length, or ""."""
+    """Return which data types would give the chunks of an array a length; or ""."""
     grid = Grid.of(array)
     item_size, rest = divmod(num_bytes, math.prod(grid.max_chunk_shape))
-    if rest or any(grid.starts) or array.dtype.kind not in "iufc":
+    names = _DTYPES.get(item_size, "")
+    if rest or any(grid.starts) or array.dtype.kind not in "iufc" or not names:
         return ""
-    kinds = "c" if array.dtype.kind == "c" else "iuf"
-    possible = [value_or_error(np.dtype, f"{kind}{item_size}") for kind in kinds]
-    names = [dtype.name for dtype in possible if isinstance(dtype, np.dtype)]
-    of_shape = f"if the chunk shape {grid.max_chunk_shape} is right, these may be"
-    how = "compare some values before you write"
-    return f" ({of_shape} {' or '.join(names)}; {how})" if names else ""
+    of_shape = f"if the chunk shape {grid.max_chunk_shape} is right, these may be {names}"
+    return f" ({of_shape}; compare some values before you write)"
 
 
 @dataclass(frozen=True)
@@ -319,8 +328,8 @@ class _Checks:
             of_members = sync(concurrent_map(arguments, _problem_of_member, concurrency()))
             found |= dict(zip([chunk.chunk_coords for chunk in members], of_members, strict=True))
         if self.decoded is not None:
-            to_decode = [coords for coords, problem in found.items() if problem is None]
-            found |= sync(_problems_in(self.decoded, self.codecs, to_decode))
+            to_decode = [chunk for chunk in batch if found[chunk.chunk_coords] is None]
+            found |= sync(_problems_in(self, self.decoded, to_decode))
         return {coords: problem for coords, problem in found.items() if problem is not None}
 
 
@@ -436,8 +445,9 @@ async def _problem_of_blosc(checks: _Checks, chunk: StoredChunk) -> _Problem | N
     if expected <= num_bytes:
         return None
     if not header.startswith(BLOSC_START):
-        why = _explain_encoding(checks.array, checks.codecs, chunk.chunk_coords, header, num_bytes)
-        return _Problem(f"can't be read: {why or 'it is damaged: restore or rewrite it'}")
+        why = _explain_encoding(checks, chunk, header)
+        no_blosc = f"it does not begin like data of Blosc ({_RESTORE_OR_CORRECT})"
+        return _Problem(f"can't be read: {why or no_blosc}")
     return _Problem(f"holds {num_bytes} bytes, expected {expected}", expected)
 
 
@@ -465,8 +475,8 @@ def _describe(store: Store, key: str, error: Exception) -> str:
         file = "" if isinstance(target, Exception) else target[0]
         is_relative = file and "://" not in file and not Path(file).is_absolute()
         if is_relative and isinstance(error, FileNotFoundError):
-            where = f"{file} is looked for in the current folder, {Path.cwd()}"
-            return f"can't be read: {where}: run this in its folder, or refer to its absolute path"
+            what = f"{file} is missing: it is relative to the current folder, {Path.cwd()}"
+            return f"can't be read: {what}: run this in another one, or refer to its absolute path"
         return describe_failure(error, is_reference=True)
     if isinstance(error, IsADirectoryError):
         what = "is a folder, so zarr reads the fill value"
@@ -478,53 +488,52 @@ def _describe(store: Store, key: str, error: Exception) -> str:
 
 
 async def _problems_in(
-    array: AnyArray, codecs: list[str], all_coords: list[ChunkCoords]
+    checks: _Checks, array: AnyArray, chunks: list[StoredChunk]
 ) -> dict[ChunkCoords, _Problem | None]:
     """Decode chunks, and return the problem of each, or none if there are none."""
 
-    async def problems_in(run: list[ChunkCoords]) -> dict[ChunkCoords, _Problem | None]:
+    async def problems_in(run: list[StoredChunk]) -> dict[ChunkCoords, _Problem | None]:
         # To decode chunks together takes a fraction of the time.
-        if len(run) > 1 and await _problem_in(array, codecs, run) is None:
+        if len(run) > 1 and await _problem_in(checks, array, run) is None:
             return {}
-        return {coords: await _problem_in(array, codecs, [coords]) for coords in run}
+        return {chunk.chunk_coords: await _problem_in(checks, array, [chunk]) for chunk in run}
 
-    runs = [(run,) for run in _runs(all_coords)]
+    runs = [(run,) for run in _runs(chunks)]
     found = await concurrent_map(runs, problems_in, concurrency())
     return {coords: problem for problems in found for coords, problem in problems.items()}
 
 
-def _runs(all_coords: list[ChunkCoords]) -> Iterator[list[ChunkCoords]]:
+def _runs(chunks: list[StoredChunk]) -> Iterator[list[StoredChunk]]:
     """Yield lists of chunks that are next to each other along the last axis."""
-    run: list[ChunkCoords] = []
-    for coords in sorted(all_coords):
-        if run and coords != (*run[-1][:-1], run[-1][-1] + 1):
+    run: list[StoredChunk] = []
+    for chunk in sorted(chunks, key=operator.attrgetter("chunk_coords")):
+        last = run[-1].chunk_coords if run else ()
+        if run and chunk.chunk_coords != (*last[:-1], last[-1] + 1):
             yield run
             run = []
-        run.append(coords)
+        run.append(chunk)
     if run:
         yield run
 
 
-async def _problem_in(
-    array: AnyArray, codecs: list[str], run: list[ChunkCoords]
-) -> _Problem | None:
+async def _problem_in(checks: _Checks, array: AnyArray, run: list[StoredChunk]) -> _Problem | None:
     """Decode chunks that are next to each other, and return their problem, if any."""
     num_invalid = 0
     grid = Grid.of(array)
-    for region in _regions_of(array, grid, run[0], run[-1]):
+    first, last = run[0], run[-1]
+    for region in _regions_of(array, grid, first.chunk_coords, last.chunk_coords):
         decoded = await async_value_or_error(array.async_array.getitem(region))
         if isinstance(decoded, Exception):
-            chunk = array.store_path / array.metadata.encode_chunk_key(run[0])
+            chunk = StorePath(array.store, first.key)
             start = await start_of(chunk)
             if not start:  # the error is the store's
                 is_reference = bool(kind_of_reference(array.store, chunk.path))
                 return _Problem(describe_failure(decoded, is_reference=is_reference))
             if grid.is_sharded:
-                why = await explain_shard(chunk, value_or_error(layout_of, array, run[0]))
+                layout = value_or_error(layout_of, array, first.chunk_coords)
+                why = await explain_shard(chunk, layout)
             else:
-                size = await async_value_or_error(array.store.getsize(chunk.path))
-                num_bytes = size if isinstance(size, int) else 0
-                why = _explain_encoding(array, codecs, run[0], start, num_bytes)
+                why = _explain_encoding(checks, first, start)
             return _Problem(f"can't be read: {why or _explain_decoding(decoded, start, grid)}")
         num_invalid += _count_invalid(np.asarray(decoded))
     if not num_invalid:
@@ -536,13 +545,12 @@ async def _problem_in(
     )
 
 
-def _explain_encoding(
-    array: AnyArray, codecs: list[str], chunk_coords: ChunkCoords, start: bytes, num_bytes: int
-) -> str:
+def _explain_encoding(checks: _Checks, chunk: StoredChunk, start: bytes) -> str:
     """Return how a chunk seems to be encoded if not by its codecs, and what to do; or ""."""
-    item_size = 0 if array.dtype.hasobject else array.dtype.itemsize
-    num_decoded = math.prod(Grid.of(array).chunk_shape(chunk_coords)) * item_size
-    return WrongLength(num_bytes, num_decoded, start).explain_encoding(codecs)
+    dtype, shape = checks.array.dtype, checks.grid.chunk_shape(chunk.chunk_coords)
+    num_decoded = -1 if dtype.hasobject else math.prod(shape) * dtype.itemsize
+    suspect = SuspectChunk(chunk.num_bytes or 0, num_decoded, start)
+    return suspect.explain_encoding(checks.codecs)
 
 
 def _explain_decoding(error: Exception, start: bytes, grid: Grid) -> str:
@@ -559,7 +567,7 @@ def _explain_decoding(error: Exception, start: bytes, grid: Grid) -> str:
         return text
     if grid.is_sharded:
         return f"{text} (the shard may be damaged: {REMEDY})"
-    return f"{text} (restore or rewrite it; if the metadata state wrong codecs, correct them)"
+    return f"{text} ({_RESTORE_OR_CORRECT})"
 
 
 def _regions_of(
@@ -611,7 +619,7 @@ def _report_listing(
     if num_chunks + len(misnamed) < num_tried == num_in_all:
         missing = "others were not found" if errors else "missing ones are read as the fill value"
         if not isinstance(references_of(array.store), dict | None):
-            missing += ", and so are those whose file of references, *.parq, is missing"
+            missing += "; a chunk is missing, too, if its file of references, *.parq, is"
         report.notes.append(f"{num_chunks} of {num_in_all} chunks are present; the {missing}")
     if others:
         files, names = plural(len(others), "file"), ", ".join(others[:3])

@@ -72,7 +72,8 @@ def dask_chunks(
         return _plan_chunks(source, num_bytes, {})
     if isinstance(source, zarr.Group):
         return _chunks_of_group(source, num_bytes)
-    raise TypeError(f"dask_chunks takes a zarr.Array or a zarr.Group, {instead_of_array(source)}")
+    got = instead_of_array(source, "open the store with zarr.open")
+    raise TypeError(f"dask_chunks takes a zarr.Array or a zarr.Group, {got}")
 
 
 def _plan_chunks(array: Any, size: int, given: dict[int, Lengths]) -> tuple[Lengths, ...]:

@@ -61,8 +61,8 @@ def walk(
 
     Given the path of a folder, `visit` returns that, and the names of the folders to visit in it.
     A local folder that several paths lead to, by symbolic links, is visited by the first of them,
-    that without links if there is one, and by those that may repeat it: links may lead back, and
-    two that do make 2^40 paths.
+    preferably one without links, and by those that may repeat it: links may lead back, and two that
+    do make 2^40 paths.
     """
     sync(ensure_open(store))
     paths, links = [start], list[str]()

@@ -24,6 +24,7 @@ def report() -> JSONObject:
     why_aside = defaults.why_aside.get("arrays")
     why_no_parts = why_aside or why_no_parts
     codec, why_no_codec = _class_in_use(lambda: zarr.registry.get_codec_class("bytes"))
+    codec_key = "" if options.why_section_is_wrong() else "codecs.bytes"  # else it is said twice
     filter_, why_no_filter = _class_in_use(_numcodecs_class)
     why_no_types = _why_no_data_types()
     why_no_ml_dtypes = why_missing([row.name for row in ML_DTYPES]) or why_no_types
@@ -41,7 +42,7 @@ def report() -> JSONObject:
     rows = [
         ("partial reads", pipeline, why_no_parts, "" if why_aside else "codec_pipeline.path"),
         ("writes in place", pipeline, why_no_writes, "" if mode and why_left else in_place),
-        ('codec "bytes" of Zarr v3', codec, why_no_codec, "codecs.bytes"),
+        ('codec "bytes" of Zarr v3', codec, why_no_codec, codec_key),
         ('filter "bytes" of Zarr v2', filter_, explain_other_codec() or why_no_filter, ""),
         ("data types r24, complex_float32, ...", None, why_no_types, ""),
         ("data types bfloat16, int4, ...", None, why_no_ml_dtypes, ""),
@@ -60,14 +61,18 @@ def report() -> JSONObject:
             {"name": name, "class": kind, "why_not": why_not, "set_by": options.origin_of(key)}
             for name, kind, why_not, key in rows
         ],
-        "options": [
-            {"key": key, "value": str(value), "error": error, "set_by": options.origin_of(key)}
-            for key, (value, error) in values.items()
-            if error or options.origin_of(key)
-        ],
+        "options": list(_reported_options(values)),
         "unknown_options": unknown,
         "unsupported_versions": unsupported,
     }
+
+
+def _reported_options(values: dict[str, tuple[object, str]]) -> Iterator[JSONObject]:
+    """Yield the value of each option, its error, and what sets it, unless it is the default."""
+    for key, (value, error) in values.items():
+        set_by = options.origin_of(key)
+        if error or set_by:
+            yield {"key": key, "value": str(value), "error": error, "set_by": set_by}
 
 
 def _why_no_data_types() -> str:
@@ -91,8 +96,7 @@ def lines_of(document: JSONObject) -> Iterator[str]:
 
 
 def _set_by(row: JSONObject) -> str:
-    is_said = ", set " in row.get("why_not", "")
-    return f", set by {row['set_by']}" if row["set_by"] and not is_said else ""
+    return f", set by {row['set_by']}" if row["set_by"] else ""
 
 
 def explain_other_codec() -> str:

@@ -149,8 +149,8 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
     if name in METADATA_NAMES and (is_url or is_file):
         folder = location.removesuffix(f"/{name}") if is_url else path.parent
         raise ValueError(f"this is Zarr metadata: give its folder, {folder}")
-    is_chosen = not is_url and is_node(path)
-    if location.endswith((".json", ".parq", ".parquet")) and not is_chosen:
+    is_node_itself = not is_url and is_node(path)
+    if location.endswith((".json", ".parq", ".parquet")) and not is_node_itself:
         if not read_only:
             raise ValueError(f"kerchunk references are read-only: {_WRITABLE}")
         return _open_references(location, options)
@@ -324,9 +324,11 @@ def _open_references(location: str, options: JSONObject) -> Store:
     options["remote_options"] = {"asynchronous": True, **options.pop("remote_options", {})}
     options = {"fo": source, **options}
     store = value_or_error(References.from_url, "reference://", options, read_only=True)
-    if isinstance(store, ImportError | PermissionError | ValueError):  # it says what is wrong
-        raise store
     if isinstance(store, Exception):  # fsspec reads the first of those in Parquet
+        is_missing = isinstance(store, FileNotFoundError)
+        is_of_server = hasattr(store, "status") or (isinstance(store, OSError) and not is_missing)
+        if isinstance(store, ImportError | ValueError) or is_of_server:  # it says what is wrong
+            raise store
         why = f"they lack {store}" if isinstance(store, KeyError) else describe_error(store)
         what = f"these references are malformed: {why}"
         raise ValueError(f"{what}; {_MAKE_AGAIN}") from store  # noqa: TRY004
@@ -344,11 +346,16 @@ def _read_references(location: str, options: JSONObject) -> JSONObject:
             raw = file.read()
         if why := explain_stand_in(raw[:NUM_START_BYTES]):
             raise OSError(why)
+        if codec := codec_at(raw[:NUM_START_BYTES]):
+            raise OSError(f"this is compressed by {codec}: decompress it")
         return json.loads(raw)
 
     document = value_or_error(load)
     if isinstance(document, json.JSONDecodeError | UnicodeDecodeError):
-        raise ValueError(f"this is not JSON: {document}; {_MAKE_AGAIN}") from document  # noqa: TRY004
+        raise ValueError(  # noqa: TRY004
+            f"this is not JSON, as kerchunk references are: {document}; if they are damaged, "
+            "restore them, or make them again"
+        ) from document
     if isinstance(document, Exception) and not isinstance(document, ValueError | RecursionError):
         if document.__cause__ is None:
             raise document

@@ -19,7 +19,6 @@ T = TypeVar("T")
 # What helps if the system can't read a file.
 _OF_SYSTEM = {
     errno.EACCES: ": give this user permission to read it",
-    errno.EIO: ": its disk may be failing: restore it from a backup",
     errno.ELOOP: ": correct the link",
 }
 # What this package raises on purpose, and what odd metadata or a lack of something lead to.
@@ -71,7 +70,7 @@ def _remedy_for(error: Exception) -> str:
     """Return what helps after an error of a store, or ""."""
     if type(error).__name__ == "BadZipFile":
         return ": restore the archive"
-    if type(error).__module__.partition(".")[0] == "icechunk":
+    if type(error).__name__ == "IcechunkError" and "object not found" in str(error):
         return ": restore the repository, or read an earlier snapshot"
     number = error.errno if isinstance(error, OSError) else None
     return _OF_SYSTEM.get(number or 0, "")

@@ -38,9 +38,9 @@ ChunkCoords = tuple[int, ...]
 MAX_UNLISTED = 10_000
 # The names of chunks under all chunk key encodings.
 _CHUNK = re.compile(r"c|(c[./])?[0-9]+([./][0-9]+)*")
-# The temporary names of zarr, and of this package, for whole chunks, metadata and in place.
+# The temporary names of zarr, which drops what follows the last point, and of this package.
 LEFTOVER = re.compile(
-    rf"(.*/)?(c|(c\.)?[0-9]+(\.[0-9]+)*|{METADATA.pattern})"
+    rf"(.*/)?(c|(c\.)?[0-9]+(\.[0-9]+)*|zarr|{METADATA.pattern})"
     r"\.([0-9a-f]{32}|[0-9a-f]+\.in-place)\.partial"
 )
 

@@ -21,6 +21,10 @@ from numcodecs_bytes._core.dtypes import AnyDType
 _DIMENSIONS = "_ARRAY_DIMENSIONS"  # the attribute with the names of dimensions in Zarr v2
 
 
+class WrongDimensionsError(ValueError):
+    """There are too few names of dimensions for xarray, or too many."""
+
+
 def convert_attributes(
     document: JSONObject, attributes: JSONObject, dtype: AnyDType, fill_value: object
 ) -> tuple[JSONObject, list[str]]:
@@ -47,7 +51,7 @@ def convert_attributes(
 def dimension_names(document: JSONObject, attributes: JSONObject) -> list[str | None] | None:
     """Return the names of dimensions that xarray reads from Zarr v2, or None.
 
-    Raises ValueError if xarray rejects them.
+    Raises `WrongDimensionsError` if xarray rejects them, and ValueError if it would in Zarr v3.
     """
     given: Any = attributes.get(_DIMENSIONS)
     names, what, file = given, f"attribute {_DIMENSIONS}", ".zattrs"
@@ -64,9 +68,9 @@ def dimension_names(document: JSONObject, attributes: JSONObject) -> list[str | 
     is_list = isinstance(names, list) and len(names) == num
     if is_list and all(isinstance(name, str | None) for name in names):
         return list(names)
-    raise ValueError(
-        f"its {what} is {given!r}, expected {num} names: correct or remove it in {file}"
-    )
+    # xarray reads names of Zarr v2 that are no texts.
+    error = ValueError if isinstance(names, list) and len(names) == num else WrongDimensionsError
+    raise error(f"its {what} is {given!r}, expected {num} names: correct or remove it in {file}")
 
 
 def _masks(attributes: JSONObject, dtype: AnyDType, fill_value: Any) -> tuple[JSONObject, str]:

@@ -34,9 +34,11 @@ _HOW_TO_GET_ARRAY = {  # by the name of the class that was passed instead
 }
 
 
-def instead_of_array(instance: object) -> str:
+def instead_of_array(
+    instance: object, otherwise: str = "pass what zarr.open_array(STORE) returns"
+) -> str:
     """Return what was passed instead of an array, and how to get one."""
-    how = _HOW_TO_GET_ARRAY.get(type(instance).__name__, "pass what zarr.open_array(STORE) returns")
+    how = _HOW_TO_GET_ARRAY.get(type(instance).__name__, otherwise)
     return f"got {name_of_class(instance).removeprefix('builtins.')}; {how}"
 
 

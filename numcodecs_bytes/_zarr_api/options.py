@@ -269,10 +269,10 @@ def set_by(key: str) -> str:
 def why_section_is_wrong() -> str:
     """Return which section of zarr's config is none, by which zarr fails, or ""."""
     for section, name in (("codec_pipeline", "path"), ("codecs", "bytes")):
-        value = zarr.config.get(section, None)
-        if not isinstance(value, Mapping | None):
-            setter = set_by(section)
-            return f"{section} is {value!r}{setter}: set {section}.{name} instead, or nothing"
+        value = zarr.config.get(section, {})
+        if not isinstance(value, Mapping):
+            setter = "" if value is None else set_by(section)  # of None, that is not known
+            return f"{section} is {value!r}{setter}: remove it, or set {section}.{name} instead"
     return ""
 
 

@@ -6,7 +6,7 @@ import numcodecs
 import numpy as np
 import pytest
 
-from numcodecs_bytes._core.lengths import LengthError, WrongLength, check_length, explain_stand_in
+from numcodecs_bytes._core.lengths import LengthError, SuspectChunk, check_length, explain_stand_in
 
 ZSTD = bytes(numcodecs.Zstd().encode(bytes(80)))
 ADD = (
@@ -40,7 +40,7 @@ ADD = (
 )
 def test_one_chunk_among_good_ones(start, num_bytes, reference, others_fit, expected):
     """One that was damaged among good ones was to be mended by changing the metadata of all."""
-    why = WrongLength(num_bytes, 80, start, reference, others_fit).explain()
+    why = SuspectChunk(num_bytes, 80, start, reference, others_fit).explain()
     assert re.match(expected, why)
     if others_fit:
         assert "metadata" not in why
@@ -61,7 +61,7 @@ def test_a_chunk_without_padding(num_bytes, shape, may_lack_padding):
     dtype = np.dtype("i4")
     with pytest.raises(LengthError) as caught:
         check_length(num_bytes, shape, dtype, dtype, "chunk")
-    pad = "; if it is at the edge of the array and lacks padding, keep it, and pad it; if the meta"
+    pad = "; if it is at the edge of the array and lacks padding, keep it, and pad it; if it is tr"
     assert (pad in str(caught.value)) == may_lack_padding
 
 
@@ -94,10 +94,10 @@ def test_what_stands_for_a_chunk(start, expected):
 def test_integers_that_begin_with_the_length_are_not_lz4():
     """Plain ones were said to be compressed, so that a codec was to be added."""
     for values in (np.arange(32, 48, dtype="<i4"), np.full(2, 64, "<u4"), np.array([64, 15])):
-        why = WrongLength(80, 32 * (values[0] == 32) or 64, values.tobytes()).explain()
+        why = SuspectChunk(80, 32 * (values[0] == 32) or 64, values.tobytes()).explain()
         assert "lz4" not in why
     for size in (4, 64, 5000):
         for data in (bytes(size), np.random.default_rng(0).bytes(size)):
             stored = bytes(numcodecs.LZ4().encode(data))
-            why = WrongLength(len(stored), size, stored[:96]).explain()
+            why = SuspectChunk(len(stored), size, stored[:96]).explain()
             assert "compressed by lz4" in why
