@@ -831,6 +831,28 @@ class TestChunks:
             seems = "it seems to be compressed by gzip"
         assert problem.startswith(f"{name} can't be read: {seems}, contrary to the metadata: keep")
 
+    def test_chunks_that_are_not_of_blosc(self, tmp_path):
+        """They were said to be damaged, also if all have another codec that nobody knows."""
+        zarr.create_array(tmp_path, shape=4, chunks=2, dtype="f4", zarr_format=2)
+        document = json.loads((tmp_path / ".zarray").read_text())
+        document["compressor"] = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1}
+        (tmp_path / ".zarray").write_text(json.dumps(document))
+        for name in ("0", "1"):
+            (tmp_path / name).write_bytes(b"\x5d\0\0\x80" * 5)
+        (problem,) = check(tmp_path)[""].problems
+        remedy = "(restore or rewrite it; if the metadata state wrong codecs, correct them)"
+        assert problem.endswith(f"can't be read: it does not begin like data of Blosc {remedy}")
+
+    def test_one_shard_whose_index_is_at_the_other_end(self, tmp_path):
+        """To change the metadata was advised, by which all others could not be read."""
+        settings = {"shape": 8, "chunks": (2,), "dtype": "f4", "compressors": None}
+        for name, location in (("a", "end"), ("b", "start")):
+            index = {"shards": {"shape": (4,), "index_location": location}}
+            zarr.create_array(tmp_path / name, **settings | index)[:] = 1
+        shutil.copy(tmp_path / "b/c/0", tmp_path / "a/c/0")
+        (problem,) = check(tmp_path / "a")[""].problems
+        assert "its index is at the start: if other shards can be read, it was written" in problem
+
     @pytest.mark.parametrize("compressor", ["zstd", "blosc"])
     def test_encoded_chunks_that_are_cut(self, tmp_path, compressor):
         """They were said to be intact, and without padding, or of another data type."""

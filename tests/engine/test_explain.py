@@ -114,10 +114,18 @@ class TestShards:
             assert what == "it is a pointer of Git LFS: fetch the data, with git lfs pull"
 
     @pytest.mark.usefixtures("our_pipeline")
+    @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
+    @pytest.mark.parametrize("codec", ["auto", "gzip", "zlib", "bz2", "lzma", "lz4", "blosc"])
     @pytest.mark.parametrize("zarr_format", [2, 3])
-    def test_what_stands_for_a_compressed_chunk(self, tmp_path, zarr_format):
-        """zarr says that the codec can't decode it."""
-        array = zarr.create_array(tmp_path, shape=4, dtype="u1", zarr_format=zarr_format)
+    def test_what_stands_for_a_compressed_chunk(self, tmp_path, zarr_format, codec):
+        """zarr says that the codec can't decode it, by errors of many classes."""
+        if codec != "auto":
+            name = codec if codec in ("gzip", "blosc") else f"numcodecs.{codec}"
+            codec = numcodecs.get_codec({"id": codec}) if zarr_format == 2 else {"name": name}
+            if zarr_format == 3:
+                codec["configuration"] = {}
+        settings = {"shape": 4, "dtype": "u1", "zarr_format": zarr_format, "compressors": codec}
+        array = zarr.create_array(tmp_path, **settings)
         array[:] = 1
         chunk = tmp_path / array.metadata.encode_chunk_key((0,))
         chunk.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
