@@ -427,6 +427,7 @@ class _Migration:
             if existing is not None:
                 self._refuse_to_replace(path, intact, document)
             self._refuse_to_hide(path)
+            self._refuse_to_lose(path, intact.get(".zmetadata", {}))
             if not HAS_STRUCT and '"struct"' in as_json(document.get("data_type")):
                 raise ValueError(
                     f"zarr {zarr.__version__} alone can't open structures of Zarr v3: migrate it "
@@ -447,6 +448,16 @@ class _Migration:
                 "its Zarr v3 metadata would hide nodes below it that could not be migrated: "
                 f"{', '.join(hidden[:10])}{others}; to migrate it without them, exclude "
                 "those that can't be migrated (--exclude PATH)"
+            )
+
+    def _refuse_to_lose(self, path: str, consolidated: JSONObject) -> None:
+        """Raise ValueError if only the consolidated metadata of a group have an array."""
+        names = (key.rpartition("/") for key in consolidated.get("metadata", ()))
+        arrays = [join(path, folder) for folder, _, name in names if name == ".zarray"]
+        if lost := [array for array in arrays if ".zarray" not in self.nodes.get(array, {})]:
+            raise ValueError(
+                f"only .zmetadata has the metadata of {', '.join(lost[:10])}: write .zarray from "
+                "it or, if that was deleted, consolidate again, with zarr.consolidate_metadata"
             )
 
     def _refuse_to_replace(self, path: str, intact: _Intact, document: JSONObject) -> None:

@@ -519,6 +519,49 @@ class TestHierarchies:
         assert found.keys() == PARTIAL_READS.keys() | {path}
         assert [path for path, report in found.items() if report.problems] == [path]
 
+    @pytest.mark.parametrize(
+        ("name", "raw", "why"),
+        [
+            (".zmetadata", "{", "is not JSON: "),
+            (".zmetadata", "version https://git-lfs", "is not JSON: it is a pointer of Git LFS"),
+            (".zmetadata", "{}", 'has no object "metadata": consolidate them again, with zarr'),
+            (".zgroup", "", "is not JSON: "),
+            (".zattrs", "[1]", "is not a JSON object, but [1]; correct it, or restore it"),
+        ],
+    )
+    def test_broken_metadata_of_a_group_of_zarr_v2(self, tmp_path, name, raw, why):
+        """Nobody could open it, and no problem was found."""
+        group = zarr.create_group(tmp_path / "g", zarr_format=2, attributes={"a": 1})
+        group.create_array("a", shape=3, dtype="i1")
+        zarr.consolidate_metadata(tmp_path / "g")
+        assert [*check(tmp_path)] == ["g/a"]
+        (tmp_path / "g" / name).write_text(raw)
+        found = check(tmp_path)
+        assert sorted(found) == ["g", "g/a"]
+        assert f"{name} {why}" in found["g"].problems[0]
+
+    def test_broken_consolidated_metadata_of_zarr_v3(self, tmp_path):
+        zarr.create_group(tmp_path).create_array("a", shape=3, dtype="i1")
+        document = json.loads((tmp_path / "zarr.json").read_text())
+        document["consolidated_metadata"] = "x"
+        (tmp_path / "zarr.json").write_text(json.dumps(document))
+        found = check(tmp_path)
+        assert sorted(found) == ["", "a"]
+        assert 'consolidated_metadata in zarr.json has no object "metadata"' in str(found[""])
+
+    @pytest.mark.parametrize("zarr_format", [2, 3])
+    def test_an_array_whose_metadata_are_lost(self, tmp_path, zarr_format):
+        """Its folder was passed over."""
+        group = zarr.create_group(tmp_path, zarr_format=zarr_format)
+        group.create_array("a/b", shape=3, dtype="i1")[:] = 1
+        group.create_group("1").create_group("2")
+        (tmp_path / "other/data").mkdir(parents=True)
+        assert [*check(tmp_path)] == ["a/b"]
+        (tmp_path / "a/b" / {2: ".zarray", 3: "zarr.json"}[zarr_format]).unlink()
+        chunk = {2: "0", 3: "c"}[zarr_format]
+        what = f"it holds {chunk}, as an array holds chunks, but no zarr.json or .zarray: if it was"
+        assert check(tmp_path)["a/b"].problems == [f"{what} one, restore that"]
+
     def test_links_to_folders_are_followed_once(self, healthy):
         healthy.joinpath("deep", "up").symlink_to(healthy)
         healthy.joinpath("plain/c").rename(healthy.parent / "c")
@@ -851,7 +894,7 @@ class TestChunks:
             zarr.create_array(tmp_path / name, **settings | index)[:] = 1
         shutil.copy(tmp_path / "b/c/0", tmp_path / "a/c/0")
         (problem,) = check(tmp_path / "a")[""].problems
-        assert "its index is at the start: if other shards can be read, it was written" in problem
+        assert "its index is at the start: other shards can be read: it was written by" in problem
 
     @pytest.mark.parametrize("compressor", ["zstd", "blosc"])
     def test_encoded_chunks_that_are_cut(self, tmp_path, compressor):

@@ -707,6 +707,37 @@ class TestRemedies:
         assert reasons["a"][0].count("chunk '") == reasons["a"][0].count("check`") == 1
         assert ".;" not in reasons["b"][0]
 
+    def test_an_array_that_only_consolidated_metadata_have(self, tmp_path):
+        """zarr showed it before, and no more after."""
+        group = zarr.create_group(tmp_path, zarr_format=2)
+        for name in "ab":
+            group.create_array(name, shape=3, dtype="i1")[:] = 1
+        zarr.consolidate_metadata(tmp_path)
+        document = (tmp_path / "a/.zarray").read_bytes()
+        (tmp_path / "a/.zarray").unlink()
+        found = migrated(tmp_path)
+        assert {path: each.status for path, each in found.items()} == {
+            "": "refused",
+            "b": "migrated",
+        }
+        why = "only .zmetadata has the metadata of a: write .zarray from it or, if that was deleted"
+        assert found[""].reasons[0].startswith(why)
+        (tmp_path / "a/.zarray").write_bytes(document)
+        assert statuses(tmp_path)[""] == "migrated"
+        assert sorted(zarr.open_group(tmp_path, mode="r")) == ["a", "b"]
+
+    def test_a_link_to_a_folder_that_is_missing(self, tmp_path):
+        """What it should lead to was not mentioned."""
+        zarr.create_group(tmp_path, zarr_format=2)
+        (tmp_path / "a").symlink_to("nothing")
+        found = migrated(tmp_path)
+        assert {path: each.status for path, each in found.items()} == {
+            "": "refused",
+            "a": "refused",
+        }
+        assert "a is a symbolic link to a missing folder: restore" in found["a"].reasons[0]
+        assert statuses(tmp_path, exclude=["a"])[""] == "migrated"
+
     def test_chunks_with_other_names(self, tmp_path):
         """None was compared, and all values are fill values, before and after."""
         write_v2(tmp_path, bytes(4), "<i2", (1, 2))

@@ -17,6 +17,8 @@ from numcodecs_bytes._core.dtypes import AnyDType
 NUM_START_BYTES = 96  # how many of a chunk's first bytes tell what it is
 # The end of the message of an error that a read raises.
 FIND_OTHERS = " (`numcodecs-bytes check` finds all such chunks)"
+# What to do with a chunk that its codecs can't decode.
+RESTORE_OR_CORRECT = "restore or rewrite it; if the metadata state wrong codecs, correct them"
 EMPTY = "it is empty: restore or rewrite it"
 # What compressed data begin with.
 _STARTS = {

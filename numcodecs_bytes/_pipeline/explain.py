@@ -15,7 +15,12 @@ from zarr.storage import StorePath
 from numcodecs_bytes._core.catch import async_value_or_error, value_or_error
 from numcodecs_bytes._core.dtypes import EndianError
 from numcodecs_bytes._core.interrupts import interrupt_of
-from numcodecs_bytes._core.lengths import NUM_START_BYTES, LengthError, explain_stand_in
+from numcodecs_bytes._core.lengths import (
+    NUM_START_BYTES,
+    RESTORE_OR_CORRECT,
+    LengthError,
+    explain_stand_in,
+)
 from numcodecs_bytes._pipeline.array_access import ArrayAccess
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.shards import NO_INDEX_ENDIAN, REMEDY, LayoutOf
@@ -89,9 +94,7 @@ async def _explain(
     if isinstance(access.codec, ShardingCodec):
         await _advise_on_shard(error, chunk, value_or_error(layout_of, spec), doing)
     elif chunk is not None and doing == "reading" and _is_of_codec(error):
-        why = explain_stand_in(await start_of(chunk))
-        if why:
-            add_note(error, why)
+        add_note(error, explain_stand_in(await start_of(chunk)) or RESTORE_OR_CORRECT)
 
 
 async def _advise_on_shard(

@@ -43,6 +43,7 @@ from numcodecs_bytes._core.dtypes import (
 from numcodecs_bytes._core.lengths import (
     BLOSC_START,
     FIND_OTHERS,
+    RESTORE_OR_CORRECT,
     LengthError,
     SuspectChunk,
     explain_stand_in,
@@ -87,7 +88,10 @@ _DTYPES = {
 
 _CONVERT = "keep them, and convert or restore them"
 
-_RESTORE_OR_CORRECT = "restore or rewrite it; if the metadata state wrong codecs, correct them"
+_CORRECT_OR_RESTORE = (
+    "if the metadata, or a consolidated copy of them, state a wrong data type or chunk shape, "
+    "correct them; if it is damaged, restore or rewrite it"
+)
 # What to do instead of `REMEDY` if no shard can be read.
 _REMEDY_OF_ALL = (
     "if the metadata, or a consolidated copy of them, state a wrong data type, inner chunk shape, "
@@ -206,7 +210,11 @@ def _report_wrong_chunks(checks: "_Checks", report: ArrayReport, found: _Found) 
         for chunk, problem in found.wrong
     ]
     names = [f"{chunk.key}{reference_of(store, chunk.key)}" for chunk, _ in found.wrong]
-    texts = [problem.text for _, problem in found.wrong]
+    are_others_fine = found.num_wrong < report.num_chunks if report.num_chunks > 1 else None
+    texts = [
+        _settled(problem.text, found.kinds, are_others_fine=are_others_fine)
+        for _, problem in found.wrong
+    ]
     are_alike = len(found.kinds) == 1 and len(set(advice)) == 1
     if found.num_wrong == report.num_chunks > 1 and are_alike:
         all_of_them = f"each of its {found.num_wrong} chunks"
@@ -218,6 +226,18 @@ def _report_wrong_chunks(checks: "_Checks", report: ArrayReport, found: _Found) 
     for name, text, why in zip(names, texts, advice, strict=True):
         report.add_problem(f"chunk {name} {text}{why}")
     report.num_problems += found.num_wrong - len(found.wrong)
+
+
+def _settled(text: str, kinds: set[str], *, are_others_fine: bool | None) -> str:
+    """Return a text without the alternative that other chunks rule out, if that is known.
+
+    Reads leave open whether other chunks can be read; here, all have been.
+    """
+    alternatives = re.search(r"if other (chunks|shards) can be read, (.*?); otherwise, (.*)", text)
+    if alternatives is None or are_others_fine is None or (not are_others_fine and len(kinds) > 1):
+        return text
+    remedy = f"other {alternatives[1]} can be read: {alternatives[2]}"
+    return text[: alternatives.start()] + (remedy if are_others_fine else alternatives[3])
 
 
 def _advice_on_length(
@@ -446,7 +466,7 @@ async def _problem_of_blosc(checks: _Checks, chunk: StoredChunk) -> _Problem | N
         return None
     if not header.startswith(BLOSC_START):
         why = _explain_encoding(checks, chunk, header)
-        no_blosc = f"it does not begin like data of Blosc ({_RESTORE_OR_CORRECT})"
+        no_blosc = f"it does not begin like data of Blosc ({RESTORE_OR_CORRECT})"
         return _Problem(f"can't be read: {why or no_blosc}")
     return _Problem(f"holds {num_bytes} bytes, expected {expected}", expected)
 
@@ -563,11 +583,13 @@ def _explain_decoding(error: Exception, start: bytes, grid: Grid) -> str:
     it = "an inner chunk" if grid.is_sharded else "once decoded, it"
     for pattern, in_words in _IN_WORDS:
         text = re.sub(pattern, in_words.format(it=it), text)
+    if isinstance(error, LengthError) and not grid.is_sharded:  # its advice is for shards, too
+        return f"{text.partition('; ')[0]} ({_CORRECT_OR_RESTORE})"
     if isinstance(error, LengthError):
         return text
     if grid.is_sharded:
         return f"{text} (the shard may be damaged: {REMEDY})"
-    return f"{text} ({_RESTORE_OR_CORRECT})"
+    return f"{text} ({RESTORE_OR_CORRECT})"
 
 
 def _regions_of(

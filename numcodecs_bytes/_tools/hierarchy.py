@@ -4,6 +4,7 @@ These are compared with the arrays' own metadata.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
@@ -29,6 +30,9 @@ from numcodecs_bytes._tools.documents import (
 )
 from numcodecs_bytes._tools.reporting import describe_error, value_or_expected_error
 
+# A name that chunks have, and groups seldom.
+_CHUNK = re.compile(r"c|(c\.)?[0-9]+(\.[0-9]+)*")
+
 _REMEDY = "consolidate them again, with zarr.consolidate_metadata"
 
 
@@ -52,9 +56,12 @@ class _Consolidated(NamedTuple):
 class _Folder(NamedTuple):
     """What is found in a folder."""
 
+    path: str
     arrays: dict[str, JSONObject | Broken]  # by their paths
     consolidated: _Consolidated | None = None  # it is compared with the arrays below
     v3_group: str | None = None  # the path, if it is one
+    group: str | None = None  # the path, if it is one of either format
+    chunk: str = ""  # a name in it, which looks like that of a chunk, if it has no metadata
 
 
 def find_arrays(store: Store) -> Iterator[FoundArray]:
@@ -64,9 +71,15 @@ def find_arrays(store: Store) -> Iterator[FoundArray]:
     """
     consolidated: dict[str, _Consolidated] = {}  # by the paths of the groups
     v3_groups: set[str | None] = set()
+    groups: set[str] = set()
     paths: set[str] = set()
+    lost: dict[str, str] = {}  # the name of a chunk in each folder that may have been an array
     for folder in walk(store, partial(_visit, store)):
         v3_groups.add(folder.v3_group)
+        if folder.group is not None:
+            groups.add(folder.group)
+        if folder.chunk and next(groups_above(folder.path), None) in groups:
+            lost[folder.path] = folder.chunk
         if folder.consolidated is not None:
             consolidated[folder.consolidated.group] = folder.consolidated
         for path, document in folder.arrays.items():
@@ -77,31 +90,37 @@ def find_arrays(store: Store) -> Iterator[FoundArray]:
             is_hidden = is_v2 and not v3_groups.isdisjoint(groups_above(path))
             yield FoundArray(path, document, problems, is_hidden)
     for path, problem in _deleted_arrays(store, list(consolidated.values()), paths):
+        lost.pop(path, None)
         yield FoundArray(path, None, [problem])
+    above_others = {group for path in (*paths, *groups) for group in groups_above(path)}
+    for path in lost.keys() - above_others:
+        problem = f"it holds {lost[path]}, as an array holds chunks, but no zarr.json or .zarray"
+        yield FoundArray(path, None, [f"{problem}: if it was one, restore that"])
 
 
 def _visit(store: Store, path: str) -> tuple[_Folder, list[str]]:
     """Return what a folder has, and the names in it where further arrays may be."""
     if broken := _why_no_path(store, path):  # zip archives may hold such paths
-        return _Folder({path: broken}), []
+        return _Folder(path, {path: broken}), []
     document, node_type = _node_at(store, path)
     if document is not None and node_type == "array":
-        return _Folder({path: document}), []
+        return _Folder(path, {path: document}), []
     listed = value_or_expected_error(names_in, store, path)
     names = [] if isinstance(listed, Exception) else listed
     if isinstance(listed, Exception):
         if path:
-            return _Folder({path: Broken(listed)}), []
+            return _Folder(path, {path: Broken(listed)}), []
         if isinstance(document, Broken) and not isinstance(document.error, ValueError):
             raise listed
     if document is not None and node_type != "group":
         # It may be an array: do not search its chunks for arrays.
         others = [name for name in names if name != "c" and not name[0].isdigit()]
-        return _Folder({path: document}), others
+        others = [name for name in others if not METADATA.fullmatch(name)]
+        return _Folder(path, {path: document}), others
     consolidated = _consolidated_in(store, path, document, names)
-    if consolidated is not None and not names:  # web servers do not list folders
+    if isinstance(consolidated, _Consolidated) and not names:  # web servers do not list folders
         stated = consolidated.arrays.items()
-        return _Folder({name: _why_no_path(store, name) or each for name, each in stated}), []
+        return _Folder(path, {name: _why_no_path(store, name) or each for name, each in stated}), []
     if isinstance(listed, Exception) and not isinstance(listed, FileNotFoundError):
         raise OSError(
             f"it can't be listed: {describe_error(listed)}; if that is forbidden, give the path or "
@@ -112,9 +131,34 @@ def _visit(store: Store, path: str) -> tuple[_Folder, list[str]]:
             "it is a group whose arrays the store does not list: give the path or URL of an array, "
             "or consolidate metadata"
         )
-    v3_group = path if isinstance(document, dict) and node_type == "group" else None
     others = [name for name in names if not METADATA.fullmatch(name)]
-    return _Folder({}, consolidated, v3_group), others
+    return _group_in(store, path, document, names, consolidated), others
+
+
+def _group_in(
+    store: Store,
+    path: str,
+    document: Document,
+    names: list[str],
+    consolidated: "_Consolidated | Broken | None",
+) -> _Folder:
+    """Return what a folder is, which is no array: a group, or one without metadata.
+
+    Its document is that of Zarr v3, if it has one.
+    """
+    of_v2 = [name for name in (".zgroup", ".zattrs") if document is None and name in names]
+    documents = [consolidated, *(document_at(store, join(path, name)) for name in of_v2)]
+    broken = [each for each in documents if isinstance(each, Broken)]
+    is_group = document is not None or ".zgroup" in names
+    chunks = [] if is_group else [name for name in names if _CHUNK.fullmatch(name)]
+    return _Folder(
+        path,
+        {path: broken[0]} if broken else {},
+        consolidated if isinstance(consolidated, _Consolidated) else None,
+        path if isinstance(document, dict) else None,
+        path if is_group else None,
+        chunks[0] if chunks else "",
+    )
 
 
 def _why_no_path(store: Store, path: str) -> Broken | None:
@@ -134,7 +178,7 @@ def _node_at(store: Store, path: str) -> tuple[Document, object]:
 
 def _consolidated_in(
     store: Store, path: str, group: Document, names: list[str]
-) -> _Consolidated | None:
+) -> _Consolidated | Broken | None:
     """Return the consolidated metadata of a group, whose folder has these names, if it has any.
 
     Its own document is that of Zarr v3, or None.
@@ -145,9 +189,12 @@ def _consolidated_in(
         return None
     else:
         consolidated = document_at(store, join(path, ".zmetadata"))
+    if consolidated is None or isinstance(consolidated, Broken):
+        return consolidated
     found = consolidated.get("metadata") if isinstance(consolidated, dict) else None
     if not isinstance(found, dict):
-        return None
+        file = ".zmetadata" if group is None else "consolidated_metadata in zarr.json"
+        return Broken(ValueError(f'{join(path, file)} has no object "metadata": {_REMEDY}'))
     if group is None:
         return _Consolidated(path, 2, dict(_v2_arrays(path, found)))
     documents = {key: object_of(data, key) for key, data in found.items()}

@@ -1,6 +1,7 @@
 """Opens the stores at paths and URLs."""
 
 import bisect
+import contextlib
 import functools
 import importlib.util
 import json
@@ -150,7 +151,10 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
         folder = location.removesuffix(f"/{name}") if is_url else path.parent
         raise ValueError(f"this is Zarr metadata: give its folder, {folder}")
     is_node_itself = not is_url and is_node(path)
-    if location.endswith((".json", ".parq", ".parquet")) and not is_node_itself:
+    are_references = location.endswith((".json", ".parq", ".parquet"))
+    if not (are_references or is_url):
+        are_references = b'"record_size"' in _start_of_file(path / ".zmetadata")
+    if are_references and not is_node_itself:
         if not read_only:
             raise ValueError(f"kerchunk references are read-only: {_WRITABLE}")
         return _open_references(location, options)
@@ -205,6 +209,13 @@ def _is_file(path: Path) -> bool:
         elif scheme := re.match("([a-z][a-z0-9]+):", str(path)):
             hint = f"; if this is a URL, it begins with {scheme[1]}://"
         raise FileNotFoundError(f"there is no such file or folder: {path}{hint}") from error
+
+
+def _start_of_file(path: Path) -> bytes:
+    """Return the first bytes of a file; none if it can't be read."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(1 << 20)
+    return b""
 
 
 def _is_zip(location: Store | str | Path) -> bool:
@@ -327,7 +338,8 @@ def _open_references(location: str, options: JSONObject) -> Store:
     if isinstance(store, Exception):  # fsspec reads the first of those in Parquet
         is_missing = isinstance(store, FileNotFoundError)
         is_of_server = hasattr(store, "status") or (isinstance(store, OSError) and not is_missing)
-        if isinstance(store, ImportError | ValueError) or is_of_server:  # it says what is wrong
+        is_unknown = isinstance(store, ImportError) or "Protocol not known" in str(store)
+        if is_unknown or is_of_server:  # it says what is wrong
             raise store
         why = f"they lack {store}" if isinstance(store, KeyError) else describe_error(store)
         what = f"these references are malformed: {why}"

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._tools.reporting import explain_error, is_bug, printable
+from numcodecs_bytes._tools.reporting import describe_failure, is_bug, printable
 
 
 class Status(enum.IntEnum):
@@ -44,7 +44,7 @@ def failure(what: str, error: Exception, document: JSONObject | None = None) -> 
 
 def reason_of(error: Exception) -> str:
     """Return what an error says, and whether it is a bug."""
-    why = explain_error(error)
+    why = describe_failure(error, is_named=False).removeprefix("can't be read: ")
     return f"this is a bug of numcodecs_bytes, please report it: {why}" if is_bug(error) else why
 
 
