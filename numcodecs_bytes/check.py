@@ -60,11 +60,10 @@ from numcodecs_bytes._tools.reporting import (
 from numcodecs_bytes._tools.stored_chunks import ChunkCoords
 from numcodecs_bytes._tools.v2_to_v3 import disagreements, why_no_endian, why_wrong_dtype
 from numcodecs_bytes._tools.xarray_attributes import (
-    WrongDimensionsError,
-    dimension_names,
     encode_mask,
     how_to_decode,
     is_decodable,
+    why_wrong_dimensions,
 )
 from numcodecs_bytes._zarr_api.file_systems import references_of
 from numcodecs_bytes._zarr_api.private_names import are_data_types_unloaded
@@ -179,9 +178,10 @@ def _check_array(
         v2_codecs: Any = (*array.filters, *array.compressors)
         _check_v2_codecs(array, v2_codecs, report)
         attributes = _v2_document(store_path, ".zattrs", report) or {}
-        dimensions = value_or_error(dimension_names, document, attributes)
-        if isinstance(dimensions, WrongDimensionsError):
-            report.add_problem(f"xarray can't read it: {dimensions}")
+        if isinstance(document["shape"], list) and (
+            why := why_wrong_dimensions(document, attributes)
+        ):
+            report.add_problem(f"xarray can't read it: {why}")
         codecs = [codec.codec_id for codec in v2_codecs]
     first = check_chunks(array, codecs, report, limits, progress)
     if array.metadata.zarr_format == 2 and "pickle" not in codecs:

@@ -533,6 +533,9 @@ def _convert(documents: _Intact, notes: list[str]) -> JSONObject:
     attributes, old = documents.get(".zattrs", {}), documents.get(".zarray")
     if old is None:
         return {"attributes": attributes, "zarr_format": 3, "node_type": "group"}
+    if not isinstance(shape := old.get("shape"), list):
+        why = f".zarray has the shape {shape!r}, expected a list"
+        raise ValueError(f"{why}; if .zarray is damaged, correct or restore it")  # noqa: TRY004
     new = v3_document(old)
     metadata = ArrayV2Metadata.from_dict(old)
     fill_value = None if old.get("fill_value") is None else metadata.fill_value

@@ -540,6 +540,41 @@ class TestHierarchies:
         assert sorted(found) == ["g", "g/a"]
         assert f"{name} {why}" in found["g"].problems[0]
 
+    @pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
+    def test_consolidated_metadata_of_what_a_link_leads_to(self, tmp_path):
+        """They were not compared, and zarr returned other values."""
+        zarr.create_group(tmp_path).create_array("a", shape=3, dtype="i4")[:] = 1
+        (tmp_path / "b").symlink_to("a", target_is_directory=True)
+        zarr.consolidate_metadata(tmp_path)
+        assert [*check(tmp_path)] == ["a"]
+        document = json.loads((tmp_path / "zarr.json").read_text())
+        document["consolidated_metadata"]["metadata"]["b"]["data_type"] = "float32"
+        (tmp_path / "zarr.json").write_text(json.dumps(document))
+        found = check(tmp_path)
+        assert sorted(found) == ["a", "b"]
+        assert "the consolidated metadata of group / and its own differ" in str(found["b"])
+
+    def test_two_names_of_one_chunk(self, tmp_path):
+        """It was counted twice, and to rename both would have lost one."""
+        zarr.create_array(tmp_path, shape=4, chunks=2, dtype="i1", compressors=None)[:] = 1
+        (tmp_path / "c/0").rename(tmp_path / "c.0")
+        (tmp_path / "0").write_bytes(bytes(2))
+        (problem,) = check(tmp_path)[""].problems
+        assert problem.startswith("1 chunk is missing, but has another name, such as ")
+        assert problem.endswith("several files are for the same chunk: rename the right ones")
+
+    def test_a_member_for_a_folder_in_a_zip_file(self, tmp_path):
+        """It was counted as a chunk, so that none was missing."""
+        zarr.create_array(tmp_path / "a", shape=4, chunks=2, dtype="i1", compressors=None)[:2] = 1
+        with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+            for name in ("zarr.json", "c/0"):
+                archive.write(tmp_path / "a" / name, name)
+            archive.writestr("c/0/", b"")
+            archive.writestr("c/", b"")
+        (report,) = check(tmp_path / "a.zip").values()
+        assert (report.num_chunks, report.problems) == (1, [])
+        assert report.notes[0].startswith("1 of 2 chunks are present")
+
     def test_broken_consolidated_metadata_of_zarr_v3(self, tmp_path):
         zarr.create_group(tmp_path).create_array("a", shape=3, dtype="i1")
         document = json.loads((tmp_path / "zarr.json").read_text())
@@ -836,6 +871,13 @@ class TestChunks:
         why = "its attribute _ARRAY_DIMENSIONS is 'a b', expected 2 names: correct or remove it in"
         assert problem == f"xarray can't read it: {why} .zattrs"
 
+    @pytest.mark.parametrize("names", ["time", ["x", "y"], None])
+    def test_dimensions_of_one_axis_that_xarray_rejects(self, tmp_path, names):
+        settings = {"shape": 2, "dtype": "i1", "zarr_format": 2}
+        zarr.create_array(tmp_path, attributes={"_ARRAY_DIMENSIONS": names}, **settings)
+        (problem,) = check(tmp_path)[""].problems
+        assert "xarray can't read it: its attribute _ARRAY_DIMENSIONS is " in problem
+
     def test_several_wrong_chunks_of_one_length(self, tmp_path):
         """Chunks of another data type were said to be damaged, and to be rewritten."""
         array = zarr.create_array(tmp_path, shape=8, chunks=2, dtype="f4", compressors=None)
@@ -967,17 +1009,21 @@ class TestChunks:
 
     def test_a_chunk_without_padding(self, tmp_path):
         """To rewrite it was advised, with intact elements in it."""
-        array = zarr.create_array(
-            tmp_path, shape=(10, 9), chunks=(4, 4), dtype="f4", compressors=None
-        )
-        array[...] = 1
-        (tmp_path / "c/2/2").write_bytes(np.ones((2, 1), "f4").tobytes())
-        (problem,) = check(tmp_path)[""].problems
-        assert problem == (
-            "chunk c/2/2 holds 8 bytes, expected 64: these are the elements of shape (2, 1) inside "
-            "the array, which another program may have written without padding: keep it, and pad "
-            "it to (4, 4)"
-        )
+        settings = {"chunks": (4, 4), "dtype": "f4", "compressors": None}
+        zarr.create_array(tmp_path / "a", shape=(10, 8), **settings)[...] = 1
+        for i in range(2):
+            (tmp_path / f"a/c/2/{i}").write_bytes(np.ones((2, 4), "f4").tobytes())
+        for problem in check(tmp_path / "a")[""].problems:
+            assert problem.endswith(
+                "holds 32 bytes, expected 64: if another program wrote only the elements inside "
+                "the array, of shape (2, 4), keep it, and pad it along each axis to (4, 4); if it "
+                "is truncated, restore or rewrite it"
+            )
+        # To pad it was advised, which gave wrong values.
+        zarr.create_array(tmp_path / "b", shape=(8, 6), **settings)[...] = 1
+        os.truncate(tmp_path / "b/c/0/1", 32)
+        (problem,) = check(tmp_path / "b")[""].problems
+        assert problem.endswith("expected 64: it seems to be truncated: restore or rewrite it")
 
     @pytest.mark.needs("os.symlink")
     def test_links_to_chunks_that_are_not_there(self, tmp_path):

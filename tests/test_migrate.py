@@ -738,6 +738,21 @@ class TestRemedies:
         assert "a is a symbolic link to a missing folder: restore" in found["a"].reasons[0]
         assert statuses(tmp_path, exclude=["a"])[""] == "migrated"
 
+    @pytest.mark.parametrize("change", [{"shuffle": 3}, {"shuffle": "1"}, {"shape": True}])
+    def test_metadata_that_zarr_reads_all_the_same(self, tmp_path, change):
+        """They ended the migration of all other arrays, as a bug."""
+        group = zarr.create_group(tmp_path, zarr_format=2)
+        group.create_array("a", shape=4, dtype="i1")
+        blosc = numcodecs.Blosc().get_config()
+        group.create_array("b", shape=4, dtype="i1", compressors=numcodecs.Blosc())
+        changed = {"compressor": blosc | change} if "shuffle" in change else change
+        edited(tmp_path / "b/.zarray", **changed)
+        found = migrated(tmp_path)
+        assert (found["a"].status, found["b"].status) == ("migrated", "refused")
+        assert "expected one of [0, 1, 2, -1]" in str(found["b"]) or "expected a list" in str(
+            found["b"]
+        )
+
     def test_chunks_with_other_names(self, tmp_path):
         """None was compared, and all values are fill values, before and after."""
         write_v2(tmp_path, bytes(4), "<i2", (1, 2))

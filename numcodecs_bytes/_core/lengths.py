@@ -189,7 +189,11 @@ class SuspectChunk(NamedTuple):
             words[1] == self.expected or words[3] == self.num_bytes
         ):
             return "blosc"
-        return "lz4" if words[0] == self.expected and _may_be_lz4(start[4:]) else ""
+        return (
+            "lz4"
+            if words[0] == self.expected and _may_be_lz4(start[4:], self.num_bytes - 4)
+            else ""
+        )
 
 
 def check_length(  # noqa: PLR0913 # what the message says
@@ -235,10 +239,19 @@ def codec_at(start: bytes) -> str:
     return next((codec for codec, pattern in _STARTS.items() if pattern.match(start)), "")
 
 
-def _may_be_lz4(block: bytes) -> bool:
-    """Whether a block of LZ4 may begin so: some literals, then how far back to copy from."""
-    num_literals = block[0] >> 4 if block else 0
-    if num_literals == 15 or len(block) == 1 + num_literals:  # there are more, or only literals
-        return True
-    distance = int.from_bytes(block[num_literals + 1 : num_literals + 3], "little")
+def _may_be_lz4(block: bytes, num_bytes: int) -> bool:
+    """Whether a block of LZ4 of so many bytes may begin so.
+
+    It begins with some literals, then says how far back to copy from.
+    """
+    num_literals, start = block[0] >> 4 if block else 0, 1
+    if num_literals == 15:  # the bytes that follow are added to it, up to one that is not 255
+        while start < len(block) and block[start] == 255:
+            start += 1
+        num_literals += sum(block[1 : start + 1])
+        start += 1
+    end = start + num_literals
+    if end + 2 > len(block):
+        return end == num_bytes or len(block) < num_bytes
+    distance = int.from_bytes(block[end : end + 2], "little")
     return 0 < distance <= num_literals

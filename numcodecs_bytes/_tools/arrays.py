@@ -89,6 +89,11 @@ class Grid:
         axes = zip(self.lengths, chunk_coords, strict=True)
         return tuple(n if isinstance(n, int) else n[i] for n, i in axes)
 
+    def is_at_edge(self, chunk_coords: tuple[int, ...]) -> bool:
+        """Whether a chunk reaches beyond the end of the array."""
+        axes = zip(self.array_shape, self.lengths, chunk_coords, strict=True)
+        return any(isinstance(n, int) and (i + 1) * n > size for size, n, i in axes)
+
     def region(self, first: tuple[int, ...], last: tuple[int, ...]) -> tuple[slice, ...]:
         """Return the part of the array from a first to a last chunk."""
         axes = zip(self.array_shape, self.lengths, self.starts, first, last, strict=True)

@@ -153,6 +153,7 @@ class _Found:
     wrong: list[tuple[StoredChunk, _Problem]] = field(default_factory=list)  # the first ten
     num_wrong: int = 0
     num_wrong_lengths: int = 0
+    has_padding: bool = False  # whether a chunk at the edge of the array has its full length
     num_unread: int = 0  # how many members of a zip archive are too long to be read
 
     def only_chunks(self, found: Iterator[StoredChunk | Listed]) -> Iterator[StoredChunk]:
@@ -187,7 +188,9 @@ def _check_present(
     while batch := list(itertools.islice(chunks, checks.num_at_once)):
         problems = checks.problems_of(batch)
         for chunk in batch:
-            found.add(chunk, problems.get(chunk.chunk_coords))
+            problem = problems.get(chunk.chunk_coords)
+            found.add(chunk, problem)
+            found.has_padding |= problem is None and checks.grid.is_at_edge(chunk.chunk_coords)
             found.num_unread += checks.leaves_unread(chunk)
         report.num_chunks += len(batch)
         if progress is not None:
@@ -204,9 +207,7 @@ def _report_wrong_chunks(checks: "_Checks", report: ArrayReport, found: _Found) 
     advice = [
         ""
         if problem.expected is None
-        else _advice_on_length(
-            checks, chunk, problem.expected, found.lengths, others_fit=others_fit
-        )
+        else _advice_on_length(checks, chunk, problem.expected, found, others_fit=others_fit)
         for chunk, problem in found.wrong
     ]
     names = [f"{chunk.key}{reference_of(store, chunk.key)}" for chunk, _ in found.wrong]
@@ -244,15 +245,12 @@ def _advice_on_length(
     checks: "_Checks",
     chunk: StoredChunk,
     expected: int,
-    lengths: Counter[int | None],
+    found: _Found,
     *,
     others_fit: bool | None,
 ) -> str:
-    """Return what may be wrong with a chunk of the wrong length, and what to do.
-
-    `lengths` are how many chunks have each length.
-    """
-    array, num_bytes = checks.array, chunk.num_bytes or 0
+    """Return what may be wrong with a chunk of the wrong length, and what to do."""
+    array, num_bytes, lengths = checks.array, chunk.num_bytes or 0, found.lengths
     # A pipe has 0 bytes: reading it might never end.
     start = sync(start_of(StorePath(array.store, chunk.key), num_bytes)) if num_bytes else b""
     reference, dtype = kind_of_reference(array.store, chunk.key), ""
@@ -261,7 +259,7 @@ def _advice_on_length(
         return f": {why}"
     are_alike = len(lengths) == 1
     if checks.item_size is not None:  # they are not encoded
-        if why := _why_not_padded(array, chunk, expected):
+        if not found.has_padding and (why := _why_not_padded(array, chunk, expected)):
             return f": {why}"
         dtype, num_alike = _dtypes_of_length(array, num_bytes), lengths[chunk.num_bytes]
         if others_fit and num_alike > 1 and num_bytes and not reference:
@@ -279,8 +277,8 @@ def _why_not_padded(array: AnyArray, chunk: StoredChunk, expected: int) -> str:
     if inside == shape or chunk.num_bytes != expected // math.prod(shape) * math.prod(inside):
         return ""
     return (
-        f"these are the elements of shape {inside} inside the array, which another program may "
-        f"have written without padding: keep it, and pad it to {shape}"
+        f"if another program wrote only the elements inside the array, of shape {inside}, keep it, "
+        f"and pad it along each axis to {shape}; if it is truncated, restore or rewrite it"
     )
 
 
@@ -626,7 +624,7 @@ def _report_listing(
     for error in errors:
         report.add_problem(f"a folder of chunks can't be listed: {error}")
     _report_leftovers(array, [each.name for each in beside if each.kind == "leftover"], report)
-    misnamed = _report_misnamed(array, beside, report)
+    misnamed = set(_report_misnamed(array, beside, report))
     unread = [each for each in beside if each.kind in ("other", "misnamed")]
     others = [each.name for each in unread if each not in misnamed]
     num_chunks = report.num_chunks
@@ -657,7 +655,7 @@ def _report_leftovers(array: AnyArray, names: list[str], report: ArrayReport) ->
     listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     folder = local_path(array.store, array.path)
     how = ""
-    if folder is not None and os.name == "posix":
+    if folder is not None and os.name == "posix" and str(folder).isprintable():
         find, extended = "find", " -regextype posix-extended"
         if sys.platform != "linux":
             find, extended = "find -E", ""
@@ -676,13 +674,14 @@ def _report_misnamed(array: AnyArray, beside: list[Listed], report: ArrayReport)
     present = {each.chunk_coords for each in chunks_at(array, [e.chunk_coords for e in misnamed])}
     missing = [each for each in misnamed if each.chunk_coords not in present]
     if missing:
-        name = missing[0].name
+        name, num = missing[0].name, len({each.chunk_coords for each in missing})
         key = join(array.path, array.metadata.encode_chunk_key(missing[0].chunk_coords))
-        are = "1 chunk is missing, but has" if len(missing) == 1 else "chunks are missing, but have"
-        number = "" if len(missing) == 1 else f"{len(missing)} "
+        are = "chunk is missing, but has" if num == 1 else "chunks are missing, but have"
+        how = "rename the files" if report.num_chunks else _how_to_name(array, name)
+        if num < len(missing):
+            how = "several files are for the same chunk: rename the right ones"
         report.add_problem(
-            f"{number}{are} another name, such as {join(array.path, name)} instead of {key}: "
-            f"{'rename the files' if report.num_chunks else _how_to_name(array, name)}"
+            f"{num} {are} another name, such as {join(array.path, name)} instead of {key}: {how}"
         )
     return missing
 

@@ -89,7 +89,7 @@ def find_arrays(store: Store) -> Iterator[FoundArray]:
             is_v2 = isinstance(document, dict) and document.get("zarr_format") == 2
             is_hidden = is_v2 and not v3_groups.isdisjoint(groups_above(path))
             yield FoundArray(path, document, problems, is_hidden)
-    for path, problem in _deleted_arrays(store, list(consolidated.values()), paths):
+    for path, problem in _unvisited_arrays(store, list(consolidated.values()), paths):
         lost.pop(path, None)
         yield FoundArray(path, None, [problem])
     above_others = {group for path in (*paths, *groups) for group in groups_above(path)}
@@ -259,16 +259,22 @@ def _as_zarr_writes(document: JSONObject | Broken, store_path: StorePath) -> JSO
     return written
 
 
-def _deleted_arrays(
+def _unvisited_arrays(
     store: Store, consolidated: list[_Consolidated], found: set[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the path of each array that only consolidated metadata have, and the problem."""
-    for group, zarr_format, arrays in consolidated:
+    """Yield the path of each array that only consolidated metadata name, and the problem, if any.
+
+    It may be a folder that two paths lead to, which is found under one of them.
+    """
+    for each in consolidated:
+        group, zarr_format, arrays = each
         name = ".zarray" if zarr_format == 2 else "zarr.json"
         problem = f"it has no {name}, but the consolidated metadata of group /{group} have it: "
         # They may be the only ones that are left.
         problem += f"if it was deleted, {_REMEDY}; if {name} was lost, write it from them first"
-        for path in arrays:
-            # A folder that two paths lead to is found under one of them.
-            if path not in found and document_at(store, join(path, name)) is None:
+        for path in arrays.keys() - found:
+            document = document_at(store, join(path, name))
+            if document is None:
                 yield path, problem
+            else:
+                yield from ((path, why) for why in _stale_metadata(store, path, document, [each]))

@@ -185,11 +185,13 @@ def _named_in_folder(array: AnyArray, grid: list[int]) -> Iterator[Listed]:
     if not array.store.supports_listing or getattr(encoding, "name", "v2") not in ("default", "v2"):
         return
     prefix = f"{array.path}/".lstrip("/")
+    is_local = local_path(array.store, array.path) is not None
     for key in _keys_below(array, grid):
         if isinstance(key, Exception):
             yield Listed("error", describe_error(key))
             continue
-        if not key.startswith(prefix):  # some stores list more than they are asked for
+        # Some stores list more than they are asked for, and archives have members for folders.
+        if not key.startswith(prefix) or (key.endswith("/") and not is_local):
             continue
         name = key.removeprefix(prefix)
         chunk_coords = _numbers_in(name) if grid else ()

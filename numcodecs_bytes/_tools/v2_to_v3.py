@@ -204,9 +204,14 @@ def _v3_codec(codec: Numcodec, dtype: AnyDType) -> JSONObject:
     name = config.pop("id")
     if name == "blosc":
         config["typesize"] = dtype.itemsize
-        is_automatic = config["shuffle"] == Blosc.AUTOSHUFFLE  # Zarr v3 has no name for it
-        shuffle = (2 if dtype.itemsize == 1 else 1) if is_automatic else config["shuffle"]
-        config["shuffle"] = ("noshuffle", "shuffle", "bitshuffle")[shuffle]
+        names = {0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
+        names[Blosc.AUTOSHUFFLE] = names[2 if dtype.itemsize == 1 else 1]  # Zarr v3 has no name
+        if (shuffle := config["shuffle"]) not in list(names):
+            expected = f"expected one of {list(names)}"
+            raise ValueError(
+                f"blosc has the shuffle {shuffle!r}, {expected}: correct it in .zarray"
+            )
+        config["shuffle"] = names[shuffle]
     is_specified = name in ("blosc", "gzip", "zstd")
     return {"name": name if is_specified else f"numcodecs.{name}", "configuration": config}
 

@@ -21,8 +21,16 @@ from numcodecs_bytes._core.dtypes import AnyDType
 _DIMENSIONS = "_ARRAY_DIMENSIONS"  # the attribute with the names of dimensions in Zarr v2
 
 
-class WrongDimensionsError(ValueError):
-    """There are too few names of dimensions for xarray, or too many."""
+def why_wrong_dimensions(document: JSONObject, attributes: JSONObject) -> str:
+    """Return why xarray can't read an array of Zarr v2, or ""; it takes a text for its letters."""
+    names, num = attributes.get(_DIMENSIONS), len(document["shape"])
+    if _DIMENSIONS not in attributes or (isinstance(names, list | str) and len(names) == num):
+        return ""
+    return _expected_names(f"attribute {_DIMENSIONS}", names, num, ".zattrs")
+
+
+def _expected_names(what: str, given: object, num: int, file: str) -> str:
+    return f"its {what} is {given!r}, expected {num} names: correct or remove it in {file}"
 
 
 def convert_attributes(
@@ -32,7 +40,7 @@ def convert_attributes(
 
     Raises ValueError if xarray would read something else from Zarr v3.
     """
-    names = dimension_names(document, attributes)
+    names = _dimension_names(document, attributes)
     given = attributes.get("_FillValue")
     specials = (_DIMENSIONS, "_FillValue")
     others = {name: value for name, value in attributes.items() if name not in specials}
@@ -48,10 +56,10 @@ def convert_attributes(
     return members, notes
 
 
-def dimension_names(document: JSONObject, attributes: JSONObject) -> list[str | None] | None:
+def _dimension_names(document: JSONObject, attributes: JSONObject) -> list[str | None] | None:
     """Return the names of dimensions that xarray reads from Zarr v2, or None.
 
-    Raises `WrongDimensionsError` if xarray rejects them, and ValueError if it would in Zarr v3.
+    Raises ValueError if they can't be converted.
     """
     given: Any = attributes.get(_DIMENSIONS)
     names, what, file = given, f"attribute {_DIMENSIONS}", ".zattrs"
@@ -68,9 +76,7 @@ def dimension_names(document: JSONObject, attributes: JSONObject) -> list[str | 
     is_list = isinstance(names, list) and len(names) == num
     if is_list and all(isinstance(name, str | None) for name in names):
         return list(names)
-    # xarray reads names of Zarr v2 that are no texts.
-    error = ValueError if isinstance(names, list) and len(names) == num else WrongDimensionsError
-    raise error(f"its {what} is {given!r}, expected {num} names: correct or remove it in {file}")
+    raise ValueError(_expected_names(what, given, num, file))
 
 
 def _masks(attributes: JSONObject, dtype: AnyDType, fill_value: Any) -> tuple[JSONObject, str]:
@@ -137,6 +143,8 @@ def is_decodable(value: Any, dtype: AnyDType) -> bool:
 
 def how_to_decode(value: Any, dtype: AnyDType) -> str:
     """Return how to fix the attribute `_FillValue` of a Zarr v3 array that xarray can't decode."""
+    if dtype.kind not in "biufc" or isinstance(value, dict):
+        return "remove it"
     with contextlib.suppress(OverflowError, TypeError, ValueError):  # it is no number, or several
         (number,) = np.ravel(value).tolist()
         if isinstance(number, bool | int | float):

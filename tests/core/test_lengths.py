@@ -93,8 +93,9 @@ def test_what_stands_for_a_chunk(start, expected):
 
 def test_integers_that_begin_with_the_length_are_not_lz4():
     """Plain ones were said to be compressed, so that a codec was to be added."""
-    for values in (np.arange(32, 48, dtype="<i4"), np.full(2, 64, "<u4"), np.array([64, 15])):
-        why = SuspectChunk(80, 32 * (values[0] == 32) or 64, values.tobytes()).explain()
+    indices = [np.arange(n, n + 58, dtype="<i4") for n in (32, 240, 4080)]
+    for values in (*indices, np.full(2, 64, "<u4"), np.array([64, 15])):
+        why = SuspectChunk(values.nbytes, int(values[0]), values.tobytes()[:96]).explain()
         assert "lz4" not in why
     for size in (4, 64, 5000):
         for data in (bytes(size), np.random.default_rng(0).bytes(size)):
