@@ -452,12 +452,16 @@ class _Migration:
 
     def _refuse_to_lose(self, path: str, consolidated: JSONObject) -> None:
         """Raise ValueError if only the consolidated metadata of a group have an array."""
-        names = (key.rpartition("/") for key in consolidated.get("metadata", ()))
-        arrays = [join(path, folder) for folder, _, name in names if name == ".zarray"]
-        if lost := [array for array in arrays if ".zarray" not in self.nodes.get(array, {})]:
+        found = consolidated.get("metadata")
+        keys = [join(path, key) for key in (found if isinstance(found, dict) else ())]
+        documents = [key for key in keys if key.endswith("/.zarray") and ".." not in key]
+        unvisited = [key for key in documents if key.rpartition("/")[0] not in self.nodes]
+        # A link may lead to a folder that is visited under another name.
+        lost = [key for key in unvisited if document_at(self.store, key) is None]
+        if lost:
             raise ValueError(
-                f"only .zmetadata has the metadata of {', '.join(lost[:10])}: write .zarray from "
-                "it or, if that was deleted, consolidate again, with zarr.consolidate_metadata"
+                f"only .zmetadata has {', '.join(lost[:10])}: write that from it or, if the array "
+                "was deleted, consolidate again, with zarr.consolidate_metadata"
             )
 
     def _refuse_to_replace(self, path: str, intact: _Intact, document: JSONObject) -> None:

@@ -590,8 +590,14 @@ class TestHierarchies:
         group = zarr.create_group(tmp_path, zarr_format=zarr_format)
         group.create_array("a/b", shape=3, dtype="i1")[:] = 1
         group.create_group("1").create_group("2")
-        (tmp_path / "other/data").mkdir(parents=True)
+        for name in ("other/data", "raw/2020", "raw/2021", "empty/c", "empty/0"):
+            (tmp_path / name).mkdir(parents=True)
+        (tmp_path / "raw/2020/x.tif").write_bytes(b"")
+        (tmp_path / "log").mkdir()
+        (tmp_path / "log/1").write_bytes(b"")
         assert [*check(tmp_path)] == ["a/b"]
+        if zarr_format == 2:
+            (tmp_path / "a/b/.zattrs").write_text("{}")
         (tmp_path / "a/b" / {2: ".zarray", 3: "zarr.json"}[zarr_format]).unlink()
         chunk = {2: "0", 3: "c"}[zarr_format]
         what = f"it holds {chunk}, as an array holds chunks, but no zarr.json or .zarray: if it was"

@@ -720,23 +720,31 @@ class TestRemedies:
             "": "refused",
             "b": "migrated",
         }
-        why = "only .zmetadata has the metadata of a: write .zarray from it or, if that was deleted"
+        why = "only .zmetadata has a/.zarray: write that from it or, if the array was deleted, "
         assert found[""].reasons[0].startswith(why)
         (tmp_path / "a/.zarray").write_bytes(document)
         assert statuses(tmp_path)[""] == "migrated"
         assert sorted(zarr.open_group(tmp_path, mode="r")) == ["a", "b"]
 
-    def test_a_link_to_a_folder_that_is_missing(self, tmp_path):
-        """What it should lead to was not mentioned."""
+    def test_links_to_what_is_missing_or_visited_under_another_name(self, tmp_path):
+        group = zarr.create_group(tmp_path, zarr_format=2)
+        group.create_array("a/b", shape=3, dtype="i1")[:] = 1
+        (tmp_path / "latest").symlink_to("a", target_is_directory=True)
+        (tmp_path / "README.pdf").symlink_to("nothing")
+        zarr.consolidate_metadata(tmp_path)
+        assert "latest/b/.zarray" in (tmp_path / ".zmetadata").read_text()
+        assert set(statuses(tmp_path).values()) == {"migrated"}
+        assert [report.problems for report in check(tmp_path)] == [[]]
+        assert set(statuses(tmp_path, undo=True).values()) == {"undone"}
+        (tmp_path / "a").rename(tmp_path / "c")
+        assert "only .zmetadata has a/b/.zarray, latest/b/.zarray" in str(migrated(tmp_path)[""])
+
+    @pytest.mark.parametrize("metadata", [None, 5, [1], {"../a/.zarray": {}}])
+    def test_odd_consolidated_metadata(self, tmp_path, metadata):
         zarr.create_group(tmp_path, zarr_format=2)
-        (tmp_path / "a").symlink_to("nothing")
-        found = migrated(tmp_path)
-        assert {path: each.status for path, each in found.items()} == {
-            "": "refused",
-            "a": "refused",
-        }
-        assert "a is a symbolic link to a missing folder: restore" in found["a"].reasons[0]
-        assert statuses(tmp_path, exclude=["a"])[""] == "migrated"
+        document = {"zarr_consolidated_format": 1, "metadata": metadata}
+        (tmp_path / ".zmetadata").write_text(json.dumps(document))
+        assert statuses(tmp_path) == {"": "migrated"}
 
     @pytest.mark.parametrize("change", [{"shuffle": 3}, {"shuffle": "1"}, {"shape": True}])
     def test_metadata_that_zarr_reads_all_the_same(self, tmp_path, change):

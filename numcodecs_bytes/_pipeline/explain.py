@@ -93,8 +93,17 @@ async def _explain(
     chunk = first if is_asked and len(requests) == 1 else None
     if isinstance(access.codec, ShardingCodec):
         await _advise_on_shard(error, chunk, value_or_error(layout_of, spec), doing)
-    elif chunk is not None and doing == "reading" and _is_of_codec(error):
-        add_note(error, explain_stand_in(await start_of(chunk)) or RESTORE_OR_CORRECT)
+    elif chunk is not None and doing == "reading":
+        await _advise_on_chunk(error, chunk)
+
+
+async def _advise_on_chunk(error: Exception, chunk: StorePath) -> None:
+    """Note what may be wrong with a chunk, unless the error may be the store's, or another one."""
+    is_of_codec = _is_of_codec(error) and not isinstance(error, MemoryError | ImportError)
+    if is_of_codec or isinstance(error, ValueError):
+        why = explain_stand_in(await start_of(chunk)) or (RESTORE_OR_CORRECT if is_of_codec else "")
+        if why:
+            add_note(error, why)
 
 
 async def _advise_on_shard(

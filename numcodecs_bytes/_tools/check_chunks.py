@@ -525,10 +525,11 @@ def _runs(chunks: list[StoredChunk]) -> Iterator[list[StoredChunk]]:
     """Yield lists of chunks that are next to each other along the last axis."""
     run: list[StoredChunk] = []
     for chunk in sorted(chunks, key=operator.attrgetter("chunk_coords")):
-        last = run[-1].chunk_coords if run else ()
-        if run and chunk.chunk_coords != (*last[:-1], last[-1] + 1):
-            yield run
-            run = []
+        if run:
+            *others, last = run[-1].chunk_coords
+            if chunk.chunk_coords != (*others, last + 1):
+                yield run
+                run = []
         run.append(chunk)
     if run:
         yield run

@@ -129,12 +129,10 @@ def document_at(store: Store, key: str) -> Document:
     raw = value_or_error(_read, store, key)
     if raw is None or isinstance(raw, FileNotFoundError | NotADirectoryError):
         path = local_path(store, key)
-        for link in () if path is None else (path, path.parent):
-            # Unlike those of Path, these raise no error.
-            if os.path.islink(link) and not os.path.exists(link):  # noqa: PTH110, PTH114
-                name, what = (key, "file") if link == path else (key.rpartition("/")[0], "folder")
-                missing = f"{name} is a symbolic link to a missing {what}: restore that {what}"
-                return Broken(ValueError(f"{missing} first (git annex get, for example)"))
+        # Unlike those of Path, these raise no error.
+        if path is not None and os.path.islink(path) and not os.path.exists(path):  # noqa: PTH110, PTH114
+            missing = f"{key} is a symbolic link to a missing file: restore that file first"
+            return Broken(ValueError(f"{missing} (git annex get, for example)"))
         return None
     if isinstance(raw, Exception) and "kind: NotADirectory," in str(raw):  # of obstore
         return None

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from zarr.abc.store import Store
+from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
 from zarr.storage import StorePath
 
 from numcodecs_bytes._core.catch import value_or_error
@@ -93,7 +94,7 @@ def find_arrays(store: Store) -> Iterator[FoundArray]:
         lost.pop(path, None)
         yield FoundArray(path, None, [problem])
     above_others = {group for path in (*paths, *groups) for group in groups_above(path)}
-    for path in lost.keys() - above_others:
+    for path in [path for path in lost if path not in above_others]:
         problem = f"it holds {lost[path]}, as an array holds chunks, but no zarr.json or .zarray"
         yield FoundArray(path, None, [f"{problem}: if it was one, restore that"])
 
@@ -146,19 +147,38 @@ def _group_in(
 
     Its document is that of Zarr v3, if it has one.
     """
-    of_v2 = [name for name in (".zgroup", ".zattrs") if document is None and name in names]
+    is_of_v2 = document is None and ".zgroup" in names
+    of_v2 = [name for name in (".zgroup", ".zattrs") if is_of_v2 and name in names]
     documents = [consolidated, *(document_at(store, join(path, name)) for name in of_v2)]
     broken = [each for each in documents if isinstance(each, Broken)]
-    is_group = document is not None or ".zgroup" in names
-    chunks = [] if is_group else [name for name in names if _CHUNK.fullmatch(name)]
+    is_group = document is not None or is_of_v2
     return _Folder(
         path,
         {path: broken[0]} if broken else {},
         consolidated if isinstance(consolidated, _Consolidated) else None,
         path if isinstance(document, dict) else None,
         path if is_group else None,
-        chunks[0] if chunks else "",
+        "" if is_group else _chunk_in(store, path, names),
     )
+
+
+def _chunk_in(store: Store, path: str, names: list[str]) -> str:
+    """Return a name that looks like that of a chunk if a folder seems to be an array, or ""."""
+    chunks = [name for name in names if _CHUNK.fullmatch(name)]
+    others = [name for name in names if name not in chunks and not METADATA.fullmatch(name)]
+    # Few numbers may be years, for example.
+    if not chunks or others or not ("c" in chunks or ".zattrs" in names or len(chunks) > 1):
+        return ""
+    key, below = join(path, chunks[0]), chunks
+    while below and len(key) < 1000:
+        listed = value_or_error(names_in, store, key)
+        below = [] if isinstance(listed, Exception) else listed
+        if not all(map(_CHUNK.fullmatch, below)):
+            return ""
+        key = join(key, below[0]) if below else key
+    part = RangeByteRequest(0, 1)
+    chunk = value_or_error(sync, store.get(key, default_buffer_prototype(), part))
+    return "" if chunk is None or isinstance(chunk, Exception) else chunks[0]
 
 
 def _why_no_path(store: Store, path: str) -> Broken | None:
@@ -272,7 +292,7 @@ def _unvisited_arrays(
         problem = f"it has no {name}, but the consolidated metadata of group /{group} have it: "
         # They may be the only ones that are left.
         problem += f"if it was deleted, {_REMEDY}; if {name} was lost, write it from them first"
-        for path in arrays.keys() - found:
+        for path in [path for path in arrays if path not in found]:
             document = document_at(store, join(path, name))
             if document is None:
                 yield path, problem

@@ -153,7 +153,7 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
     is_node_itself = not is_url and is_node(path)
     are_references = location.endswith((".json", ".parq", ".parquet"))
     if not (are_references or is_url):
-        are_references = b'"record_size"' in _start_of_file(path / ".zmetadata")
+        are_references = b'"record_size"' in _end_of_file(path / ".zmetadata")
     if are_references and not is_node_itself:
         if not read_only:
             raise ValueError(f"kerchunk references are read-only: {_WRITABLE}")
@@ -211,10 +211,11 @@ def _is_file(path: Path) -> bool:
         raise FileNotFoundError(f"there is no such file or folder: {path}{hint}") from error
 
 
-def _start_of_file(path: Path) -> bytes:
-    """Return the first bytes of a file; none if it can't be read."""
+def _end_of_file(path: Path) -> bytes:
+    """Return the last bytes of a file; none if it can't be read."""
     with contextlib.suppress(OSError), path.open("rb") as file:
-        return file.read(1 << 20)
+        file.seek(max(os.fstat(file.fileno()).st_size - 4096, 0))
+        return file.read()
     return b""
 
 

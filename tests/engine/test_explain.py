@@ -2,6 +2,7 @@
 
 import json
 import traceback
+from unittest.mock import Mock
 
 import numcodecs
 import numpy as np
@@ -138,6 +139,16 @@ class TestShards:
             array[:]
         remedy = "restore or rewrite it; if the metadata state wrong codecs, correct them"
         assert caught.value.__notes__[1:] == [remedy]
+
+    @pytest.mark.usefixtures("our_pipeline")
+    def test_a_lack_of_memory_is_no_damage(self, tmp_path, monkeypatch):
+        """To rewrite the chunk was advised."""
+        array = zarr.create_array(tmp_path, shape=4, dtype="u1")
+        array[:] = 1
+        monkeypatch.setattr(numcodecs.Zstd, "decode", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError) as caught:
+            array[:]
+        assert len(caught.value.__notes__) == 1
 
     def check_advice(self, shard, folder, raw):
         shard.write_bytes(raw)
