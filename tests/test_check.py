@@ -647,8 +647,9 @@ class TestHierarchies:
         """Whoever opens it waits for its writer."""
         healthy.joinpath("plain/c/0/0").unlink()
         os.mkfifo(healthy / "plain/c/0/0")
-        healthy.joinpath("pipe").mkdir()
-        os.mkfifo(healthy / "pipe/zarr.json")
+        for name in ("pipe/zarr.json", "pipe/0", "pipes/0", "pipes/1"):
+            (healthy / name).parent.mkdir(exist_ok=True)
+            os.mkfifo(healthy / name)
         found = check(healthy)
         assert found.keys() == PARTIAL_READS.keys()
         assert found["plain"].num_problems == 1

@@ -189,11 +189,8 @@ class SuspectChunk(NamedTuple):
             words[1] == self.expected or words[3] == self.num_bytes
         ):
             return "blosc"
-        return (
-            "lz4"
-            if words[0] == self.expected and _may_be_lz4(start[4:], self.num_bytes - 4)
-            else ""
-        )
+        is_lz4 = words[0] == self.expected and _may_be_lz4(start[4:], self.num_bytes - 4)
+        return "lz4" if is_lz4 else ""
 
 
 def check_length(  # noqa: PLR0913 # what the message says

@@ -25,6 +25,7 @@ from numcodecs_bytes._tools.documents import (
     document_at,
     groups_above,
     join,
+    local_path,
     names_in,
     object_of,
     walk,
@@ -176,6 +177,8 @@ def _chunk_in(store: Store, path: str, names: list[str]) -> str:
         if not all(map(_CHUNK.fullmatch, below)):
             return ""
         key = join(key, below[0]) if below else key
+    if (local := local_path(store, key)) is not None:  # to read a pipe might never end
+        return chunks[0] if value_or_error(local.is_file) is True else ""
     part = RangeByteRequest(0, 1)
     chunk = value_or_error(sync, store.get(key, default_buffer_prototype(), part))
     return "" if chunk is None or isinstance(chunk, Exception) else chunks[0]
