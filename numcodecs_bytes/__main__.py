@@ -82,6 +82,8 @@ def _check(options: argparse.Namespace) -> Iterator[Finding]:
     These are wrong metadata, chunks that have the wrong length or can't be read, and invalid bools.
     Files that are not chunks are noted. Nothing is written.
     """
+    from numcodecs_bytes._tools.locations import is_folder_without_metadata
+
     numbers = {"array": 0, "chunk": 0, "problem": 0}
     arrays: list[JSONObject] = []
     unreadable: list[JSONObject] = []
@@ -102,6 +104,11 @@ def _check(options: argparse.Namespace) -> Iterator[Finding]:
                 yield Finding(Status.PROBLEMS if found.num_problems else Status.FINE, text)
         if is_empty:
             yield Finding(Status.PROBLEMS, message=_why_no_array(location))
+        elif not unreadable and is_folder_without_metadata(location):
+            what = f"{location} is no Zarr group, because it has no zarr.json or .zgroup"
+            yield Finding(
+                text=f"{what}: open its arrays by their paths; if it was one, restore that"
+            )
     document: JSONObject = {f"num_{what}s": number for what, number in numbers.items()}
     document |= {"arrays": arrays, "unreadable": unreadable}
     counts = ", ".join(plural(number, what) for what, number in numbers.items())

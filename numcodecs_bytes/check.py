@@ -122,11 +122,10 @@ def _check_arrays(
 ) -> Iterator[ArrayReport]:
     """Yield the report on each array; raise a bug when all others are checked."""
     bugs: list[Exception] = []
-    for path, document, problems, is_hidden in find_arrays(store):
+    for path, document, problems, note in find_arrays(store):
         report = ArrayReport(path)
-        if is_hidden:
-            hidden = "it is of Zarr v2, which a Zarr v3 group above it does not show"
-            report.notes.append(f"{hidden}: open it by its path")
+        if note:
+            report.notes.append(note)
         error = None
         if isinstance(document, Broken):
             report.add_problem(f"its metadata {describe_failure(document.error, is_named=False)}")

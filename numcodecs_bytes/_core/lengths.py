@@ -18,7 +18,10 @@ NUM_START_BYTES = 96  # how many of a chunk's first bytes tell what it is
 # The end of the message of an error that a read raises.
 FIND_OTHERS = " (`numcodecs-bytes check` finds all such chunks)"
 # What to do with a chunk that its codecs can't decode.
-RESTORE_OR_CORRECT = "restore or rewrite it; if the metadata state wrong codecs, correct them"
+CORRECT_OR_RESTORE = (
+    "if the metadata, or a consolidated copy of them, state the wrong data type, chunk shape or "
+    "codecs, correct them; if it is damaged, restore or rewrite it"
+)
 EMPTY = "it is empty: restore or rewrite it"
 # What compressed data begin with.
 _STARTS = {

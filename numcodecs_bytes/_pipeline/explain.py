@@ -16,8 +16,9 @@ from numcodecs_bytes._core.catch import async_value_or_error, value_or_error
 from numcodecs_bytes._core.dtypes import EndianError
 from numcodecs_bytes._core.interrupts import interrupt_of
 from numcodecs_bytes._core.lengths import (
+    CORRECT_OR_RESTORE,
+    FIND_OTHERS,
     NUM_START_BYTES,
-    RESTORE_OR_CORRECT,
     LengthError,
     explain_stand_in,
 )
@@ -99,11 +100,11 @@ async def _explain(
 
 async def _advise_on_chunk(error: Exception, chunk: StorePath) -> None:
     """Note what may be wrong with a chunk, unless the error may be the store's, or another one."""
-    is_of_codec = _is_of_codec(error) and not isinstance(error, MemoryError | ImportError)
+    is_of_codec = _is_of_codec(error)
     if is_of_codec or isinstance(error, ValueError):
-        why = explain_stand_in(await start_of(chunk)) or (RESTORE_OR_CORRECT if is_of_codec else "")
-        if why:
-            add_note(error, why)
+        why = explain_stand_in(await start_of(chunk))
+        if why or is_of_codec:
+            add_note(error, why or f"{CORRECT_OR_RESTORE}{FIND_OTHERS}")
 
 
 async def _advise_on_shard(
@@ -112,7 +113,7 @@ async def _advise_on_shard(
     """Note what is wrong with a shard, or may be with one of several, whose layout is known."""
     if isinstance(error, EndianError):  # zarr opens an array only if its other codecs have theirs
         add_note(error, NO_INDEX_ENDIAN)
-    elif _is_of_data(error, doing):
+    elif _is_of_data(error, doing) or (doing == "reading" and _is_of_codec(error)):
         why = "" if shard is None else await explain_shard(shard, layout)
         if not isinstance(error, LengthError):
             add_note(error, why or f"a shard may be damaged: {REMEDY}")
@@ -133,9 +134,16 @@ def _is_of_data(error: Exception, doing: Doing) -> bool:
 
 
 def _is_of_codec(error: Exception) -> bool:
-    """Whether a codec of zarr or numcodecs has raised an error, whatever its class."""
+    """Whether a codec of zarr or numcodecs can't decode data, whatever the class of its error."""
+    while isinstance(error, ExceptionGroup):  # of zarr 3.4
+        error = error.exceptions[0]
     modules = [str(f.f_globals.get("__name__")) for f, _ in walk_tb(error.__traceback__)]
-    return any(name.startswith(("zarr.codecs.", "numcodecs.")) for name in modules)
+    # Within that of shards, a store may fail; and what we raise says what helps.
+    others = [name for name in modules if not name.startswith("zarr.codecs.sharding")]
+    is_ours = modules[-1:] and modules[-1].startswith("numcodecs_bytes")
+    is_lack = isinstance(error, MemoryError | ImportError)
+    is_in_codec = any(name.startswith(("zarr.codecs.", "numcodecs.")) for name in others)
+    return is_in_codec and not (is_ours or is_lack)
 
 
 async def _find_wrong_length(requests: Sequence[ChunkRequest], layout_of: LayoutOf) -> str:

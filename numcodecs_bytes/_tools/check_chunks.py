@@ -42,8 +42,8 @@ from numcodecs_bytes._core.dtypes import (
 )
 from numcodecs_bytes._core.lengths import (
     BLOSC_START,
+    CORRECT_OR_RESTORE,
     FIND_OTHERS,
-    RESTORE_OR_CORRECT,
     LengthError,
     SuspectChunk,
     explain_stand_in,
@@ -88,10 +88,6 @@ _DTYPES = {
 
 _CONVERT = "keep them, and convert or restore them"
 
-_CORRECT_OR_RESTORE = (
-    "if the metadata, or a consolidated copy of them, state a wrong data type or chunk shape, "
-    "correct them; if it is damaged, restore or rewrite it"
-)
 # What to do instead of `REMEDY` if no shard can be read.
 _REMEDY_OF_ALL = (
     "if the metadata, or a consolidated copy of them, state a wrong data type, inner chunk shape, "
@@ -464,7 +460,7 @@ async def _problem_of_blosc(checks: _Checks, chunk: StoredChunk) -> _Problem | N
         return None
     if not header.startswith(BLOSC_START):
         why = _explain_encoding(checks, chunk, header)
-        no_blosc = f"it does not begin like data of Blosc ({RESTORE_OR_CORRECT})"
+        no_blosc = f"it does not begin like data of Blosc ({CORRECT_OR_RESTORE})"
         return _Problem(f"can't be read: {why or no_blosc}")
     return _Problem(f"holds {num_bytes} bytes, expected {expected}", expected)
 
@@ -583,12 +579,12 @@ def _explain_decoding(error: Exception, start: bytes, grid: Grid) -> str:
     for pattern, in_words in _IN_WORDS:
         text = re.sub(pattern, in_words.format(it=it), text)
     if isinstance(error, LengthError) and not grid.is_sharded:  # its advice is for shards, too
-        return f"{text.partition('; ')[0]} ({_CORRECT_OR_RESTORE})"
+        return f"{text.partition('; ')[0]} ({CORRECT_OR_RESTORE})"
     if isinstance(error, LengthError):
         return text
     if grid.is_sharded:
         return f"{text} (the shard may be damaged: {REMEDY})"
-    return f"{text} ({RESTORE_OR_CORRECT})"
+    return f"{text} ({CORRECT_OR_RESTORE})"
 
 
 def _regions_of(

@@ -3,12 +3,14 @@
 These are compared with the arrays' own metadata.
 """
 
+import copy
 import json
 import re
 from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
+import zarr
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
@@ -35,6 +37,7 @@ from numcodecs_bytes._tools.reporting import describe_error, value_or_expected_e
 # A name that chunks have, and groups seldom.
 _CHUNK = re.compile(r"c|(c\.)?[0-9]+(\.[0-9]+)*")
 
+_BY_PATH = "open it by its path"
 _REMEDY = "consolidate them again, with zarr.consolidate_metadata"
 
 
@@ -44,7 +47,7 @@ class FoundArray(NamedTuple):
     path: str
     document: Document  # None if only consolidated metadata have the array
     problems: list[str]  # with the consolidated metadata
-    is_hidden: bool = False  # because it is of Zarr v2, and a group above it of Zarr v3
+    note: str = ""  # why groups do not show it
 
 
 class _Consolidated(NamedTuple):
@@ -76,12 +79,15 @@ def find_arrays(store: Store) -> Iterator[FoundArray]:
     groups: set[str] = set()
     paths: set[str] = set()
     lost: dict[str, str] = {}  # the name of a chunk in each folder that may have been an array
+    no_groups: set[str] = set()  # other folders below groups that have no metadata
     for folder in walk(store, partial(_visit, store)):
         v3_groups.add(folder.v3_group)
         if folder.group is not None:
             groups.add(folder.group)
         if folder.chunk and next(groups_above(folder.path), None) in groups:
             lost[folder.path] = folder.chunk
+        if folder.group is None and not groups.isdisjoint(groups_above(folder.path)):
+            no_groups.add(folder.path)
         if folder.consolidated is not None:
             consolidated[folder.consolidated.group] = folder.consolidated
         for path, document in folder.arrays.items():
@@ -89,8 +95,8 @@ def find_arrays(store: Store) -> Iterator[FoundArray]:
             above = [consolidated[g] for g in groups_above(path) if g in consolidated]
             problems = list(_stale_metadata(store, path, document, list(reversed(above))))
             is_v2 = isinstance(document, dict) and document.get("zarr_format") == 2
-            is_hidden = is_v2 and not v3_groups.isdisjoint(groups_above(path))
-            yield FoundArray(path, document, problems, is_hidden)
+            note = _why_not_shown(path, v3_groups if is_v2 else set(), no_groups)
+            yield FoundArray(path, document, problems, note)
     for path, problem in _unvisited_arrays(store, list(consolidated.values()), paths):
         lost.pop(path, None)
         yield FoundArray(path, None, [problem])
@@ -98,6 +104,22 @@ def find_arrays(store: Store) -> Iterator[FoundArray]:
     for path in [path for path in lost if path not in above_others]:
         problem = f"it holds {lost[path]}, as an array holds chunks, but no zarr.json or .zarray"
         yield FoundArray(path, None, [f"{problem}: if it was one, restore that"])
+
+
+def _why_not_shown(path: str, of_v3: set[str | None], no_groups: set[str]) -> str:
+    """Return why groups do not show an array, or ""; of a folder that is no group, once.
+
+    `of_v3` are groups of Zarr v3 if the array is of Zarr v2.
+    """
+    above = list(groups_above(path))
+    if not of_v3.isdisjoint(above):
+        return f"it is of Zarr v2, which a Zarr v3 group above it does not show: {_BY_PATH}"
+    unshown = [each for each in above if each in no_groups]
+    no_groups.difference_update(unshown)
+    if not unshown:
+        return ""
+    no_group = f"folder {unshown[-1]} has no zarr.json or .zgroup, so that groups do not show what"
+    return f"{no_group} is in it: if it was a group, restore that; {_BY_PATH}"
 
 
 def _visit(store: Store, path: str) -> tuple[_Folder, list[str]]:
@@ -151,6 +173,11 @@ def _group_in(
     is_of_v2 = document is None and ".zgroup" in names
     of_v2 = [name for name in (".zgroup", ".zattrs") if is_of_v2 and name in names]
     documents = [consolidated, *(document_at(store, join(path, name)) for name in of_v2)]
+    if isinstance(document, dict):
+        documents.append(_why_no_group(store, path, document))
+    elif is_of_v2 and isinstance(documents[1], dict) and documents[1].get("zarr_format") != 2:
+        stated = documents[1].get("zarr_format")
+        documents.append(Broken(ValueError(f".zgroup has zarr_format {stated!r}: write 2")))
     broken = [each for each in documents if isinstance(each, Broken)]
     is_group = document is not None or is_of_v2
     return _Folder(
@@ -161,6 +188,15 @@ def _group_in(
         path if is_group else None,
         "" if is_group else _chunk_in(store, path, names),
     )
+
+
+def _why_no_group(store: Store, path: str, document: JSONObject) -> Broken | None:
+    """Return why zarr can't open a group of Zarr v3 with this document, if it can't."""
+    own = {key: each for key, each in document.items() if key != "consolidated_metadata"}
+    error = value_or_error(zarr.AsyncGroup.from_dict, StorePath(store, path), copy.deepcopy(own))
+    if not isinstance(error, Exception):
+        return None
+    return Broken(ValueError(f"zarr can't open the group: {describe_error(error)}"))
 
 
 def _chunk_in(store: Store, path: str, names: list[str]) -> str:

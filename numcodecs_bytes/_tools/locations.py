@@ -137,8 +137,9 @@ def _open_repository(location: str, icechunk_ref: dict[str, str]) -> Store:
     chosen: Any = {arguments.get(kind, kind): name for kind, name in icechunk_ref.items()}
     session = value_or_error(lambda: repository.readonly_session(**chosen))
     if isinstance(session, Exception):
-        names = value_or_error(lambda: [*repository.list_branches(), *repository.list_tags()])
-        known = "" if isinstance(names, Exception) else f"; expected one of {sorted(names)}"
+        lists = {"branch": repository.list_branches, "tag": repository.list_tags}
+        names = value_or_error(lambda: sorted(lists[next(iter(icechunk_ref))]()))
+        known = f"; expected one of {names}" if isinstance(names, list) else ""
         raise ValueError(f"{describe_error(session)}{known}") from session  # noqa: TRY004
     return session.store
 
@@ -255,6 +256,13 @@ def _open_zip(location: str) -> Store:
 def is_node(folder: Path) -> bool:
     """Whether a folder is a Zarr array or group; references in Parquet have only .zmetadata."""
     return any((folder / name).is_file() for name in (".zarray", ".zgroup", "zarr.json"))
+
+
+def is_folder_without_metadata(location: str) -> bool:
+    """Whether this is a local folder that is no Zarr node, references or repository itself."""
+    path = Path(location)
+    names = ("repo", "refs", ".zmetadata")
+    return path.is_dir() and not is_node(path) and not any((path / n).exists() for n in names)
 
 
 def _refuse_referable(start: bytes) -> None:

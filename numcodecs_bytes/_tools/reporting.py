@@ -70,8 +70,13 @@ def _remedy_for(error: Exception) -> str:
     """Return what helps after an error of a store, or ""."""
     if type(error).__name__ == "BadZipFile":
         return ": restore the archive"
-    if type(error).__name__ == "IcechunkError" and "object not found" in str(error):
+    text = str(error)
+    if "IcechunkError" in type(error).__name__ and "not found" in text and "virtual" not in text:
         return ": restore the repository, or read an earlier snapshot"
+    if type(error).__name__ == "NoCredentialsError":
+        return ": give credentials in the storage options or, if the data are public, anon"
+    if re.fullmatch("(?i)forbidden|access ?denied", text):  # of an object store
+        return ": log in, or give credentials in the storage options"
     number = error.errno if isinstance(error, OSError) else None
     return _OF_SYSTEM.get(number or 0, "")
 

@@ -149,9 +149,9 @@ class TestIcechunk:
         assert (report.problems, report.notes) == ([], [])
         for ref in ({"tag": "first"}, {"snapshot": snapshot}):
             assert paths_in(location.format(tmp_path), icechunk_ref=ref) == ["v"]
-        for ref in ({"tag": "last"}, {"branch": "nope"}):
-            with pytest.raises(ValueError, match=r"; expected one of \['first', 'main'\]$"):
-                paths_in(location.format(tmp_path), icechunk_ref=ref)
+        for kind, right in (("tag", "first"), ("branch", "main")):
+            with pytest.raises(ValueError, match=rf"; expected one of \['{right}'\]$"):
+                paths_in(location.format(tmp_path), icechunk_ref={kind: "nope"})
         with pytest.raises(ValueError, match="Protocol not known: nope: correct the URL, or inst"):
             paths_in("nope://a")
 
