@@ -1769,6 +1769,20 @@ class TestKindsOfStores:
         (report,) = check(archive).values()
         (problem,) = report.problems
         assert problem.startswith("chunk c/0/0 can't be read: BadZipFile: ")
+        assert problem.count(": restore the archive") == 1
+
+    def test_a_damaged_compressed_member_of_a_zip_file(self, tmp_path):
+        """Its problem was an error of zlib, without a remedy."""
+        zarr.create_array(tmp_path / "a", shape=2000, dtype="i8", compressors=None)[:] = 1
+        with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in ("zarr.json", "c/0"):
+                archive.write(tmp_path / "a" / name, name)
+            start = archive.getinfo("c/0").header_offset
+        raw = bytearray((tmp_path / "a.zip").read_bytes())
+        raw[start + 40 : start + 60] = b"\xff" * 20
+        (tmp_path / "a.zip").write_bytes(raw)
+        (problem,) = check(tmp_path / "a.zip")[""].problems
+        assert problem.endswith(": restore the archive")
 
     @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
     @pytest.mark.parametrize(

@@ -86,6 +86,7 @@ _DTYPES = {
     16: "complex128",
 }
 
+_ARCHIVE = ": restore the archive"
 _CONVERT = "keep them, and convert or restore them"
 
 # What to do instead of `REMEDY` if no shard can be read.
@@ -468,7 +469,9 @@ async def _problem_of_blosc(checks: _Checks, chunk: StoredChunk) -> _Problem | N
 async def _problem_of_member(array: AnyArray, chunk: StoredChunk) -> _Problem | None:
     """Return the problem with a member of a zip archive, if any: to read it checks its CRC-32."""
     found = await async_value_or_error(array.store.get(chunk.key, default_buffer_prototype()))
-    return _Problem(describe_failure(found)) if isinstance(found, Exception) else None
+    if not isinstance(found, Exception):
+        return None
+    return _Problem(_describe(array.store, chunk.key, found))
 
 
 def _problem_with(store: Store, chunk: StoredChunk, expected: int | None) -> _Problem | None:
@@ -498,7 +501,10 @@ def _describe(store: Store, key: str, error: Exception) -> str:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         what = "is a symbolic link to a missing file, so zarr reads the fill value"
         return f"{what}: restore that file (git annex get and datalad get fetch theirs)"
-    return describe_failure(error)
+    described = describe_failure(error)
+    if isinstance(store, ZipStore):
+        return f"{described.removesuffix(_ARCHIVE)}{_ARCHIVE}"
+    return described
 
 
 async def _problems_in(

@@ -186,6 +186,8 @@ def _open_url(url: str, options: JSONObject, *, read_only: bool) -> Store:
     of_url = zarr.storage.FsspecStore.from_url
     store = value_or_error(of_url, url, storage_options=options, read_only=read_only)
     if isinstance(store, Exception):
+        if isinstance(store, FileNotFoundError):
+            raise FileNotFoundError(f"there is no such file: {url}") from store
         if "Protocol not known" in str(store):
             raise ValueError(f"{store}: correct the URL, or install what adds it to fsspec")
         if "range requests" in str(store):  # its advice is for other callers
