@@ -88,10 +88,11 @@ def _check(options: argparse.Namespace) -> Iterator[Finding]:
     arrays: list[JSONObject] = []
     unreadable: list[JSONObject] = []
     for location in options.stores:
-        is_empty = True
+        is_empty, is_readable = True, True
         for found in _reports_on(location, options):
             is_empty = False
             if isinstance(found, Exception):
+                is_readable = False
                 unreadable.append({"store": location, "error": reason_of(found)})
                 yield failure(f"can't read {location}", found)
                 continue
@@ -104,7 +105,7 @@ def _check(options: argparse.Namespace) -> Iterator[Finding]:
                 yield Finding(Status.PROBLEMS if found.num_problems else Status.FINE, text)
         if is_empty:
             yield Finding(Status.PROBLEMS, message=_why_no_array(location))
-        elif not unreadable and is_folder_without_metadata(location):
+        elif is_readable and not options.only_problems and is_folder_without_metadata(location):
             what = f"{location} is no Zarr group, because it has no zarr.json or .zgroup"
             yield Finding(
                 text=f"{what}: open its arrays by their paths; if it was one, restore that"

@@ -454,7 +454,7 @@ class _Migration:
         """Raise ValueError if only the consolidated metadata of a group have an array."""
         found = consolidated.get("metadata")
         keys = [join(path, key) for key in (found if isinstance(found, dict) else ())]
-        documents = [key for key in keys if key.endswith("/.zarray") and ".." not in key]
+        documents = [key for key in keys if key.endswith("/.zarray") and ".." not in key.split("/")]
         unvisited = [key for key in documents if key.rpartition("/")[0] not in self.nodes]
         # A link may lead to a folder that is visited under another name.
         lost = [key for key in unvisited if document_at(self.store, key) is None]

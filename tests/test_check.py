@@ -556,10 +556,12 @@ class TestHierarchies:
 
     def test_two_names_of_one_chunk(self, tmp_path):
         """It was counted twice, and to rename both would have lost one."""
-        zarr.create_array(tmp_path, shape=4, chunks=2, dtype="i1", compressors=None)[:] = 1
+        zarr.create_array(tmp_path, shape=6, chunks=2, dtype="i1", compressors=None)[:4] = 1
         (tmp_path / "c/0").rename(tmp_path / "c.0")
         (tmp_path / "0").write_bytes(bytes(2))
-        (problem,) = check(tmp_path)[""].problems
+        (report,) = check(tmp_path).values()
+        assert report.notes[0].startswith("1 of 3 chunks are present")
+        (problem,) = report.problems
         assert problem.startswith("1 chunk is missing, but has another name, such as ")
         assert problem.endswith("several files are for the same chunk: rename the right ones")
 
@@ -598,8 +600,11 @@ class TestHierarchies:
         notes = [note for report in check(tmp_path / "g").values() for note in report.notes]
         assert len(notes) == 1
         assert notes[0].startswith("folder sub has no zarr.json or .zgroup, so that groups do not")
+        (tmp_path / "g/sub" / name).write_text("{")  # that is reported of itself
+        assert not any(report.notes for report in check(tmp_path / "g").values())
+        (tmp_path / "g/sub" / name).unlink()
         (tmp_path / "g" / name).unlink()
-        assert main(["check", str(tmp_path / "g")]) == 0
+        assert main(["check", str(tmp_path / "nowhere"), str(tmp_path / "g")]) == 2
         what = f"{tmp_path / 'g'} is no Zarr group, because it has no zarr.json or .zgroup: open "
         assert what in capsys.readouterr().out
 
@@ -680,7 +685,7 @@ class TestHierarchies:
         """Whoever opens it waits for its writer."""
         healthy.joinpath("plain/c/0/0").unlink()
         os.mkfifo(healthy / "plain/c/0/0")
-        for name in ("pipe/zarr.json", "pipe/0", "pipes/0", "pipes/1"):
+        for name in ("pipe/zarr.json", "pipe/0", "pipes/0", "pipes/1", ".zmetadata"):
             (healthy / name).parent.mkdir(exist_ok=True)
             os.mkfifo(healthy / name)
         found = check(healthy)

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import sys
 from asyncio import Future
 from collections.abc import Awaitable, Sequence
 from contextvars import ContextVar
@@ -43,6 +44,9 @@ Doing = Literal["reading", "writing"]
 # How many chunks are asked for their length after an error, so that with the first bytes or all of
 # the wrong one, an error costs at most a dozen requests (with last bytes, two dozen).
 _NUM_LENGTHS = 10
+
+# The packages whose code codecs run.
+_CODECS_CALL = {"numcodecs", "numpy", "zarr"} | sys.stdlib_module_names
 
 
 class LengthCheck:
@@ -138,12 +142,13 @@ def _is_of_codec(error: Exception) -> bool:
     while isinstance(error, ExceptionGroup):  # of zarr 3.4
         error = error.exceptions[0]
     modules = [str(f.f_globals.get("__name__")) for f, _ in walk_tb(error.__traceback__)]
-    # Within that of shards, a store may fail; and what we raise says what helps.
-    others = [name for name in modules if not name.startswith("zarr.codecs.sharding")]
-    is_ours = modules[-1:] and modules[-1].startswith("numcodecs_bytes")
+    # Within the codec of shards, a store may fail.
+    codecs = [name for name in modules if name.startswith(("zarr.codecs.", "numcodecs."))]
+    is_in_codec = any(not name.startswith("zarr.codecs.sharding") for name in codecs)
+    # A handler of a signal may raise anything there, and what we raise says what helps.
+    is_by_it = modules[-1:] and modules[-1].partition(".")[0] in _CODECS_CALL
     is_lack = isinstance(error, MemoryError | ImportError)
-    is_in_codec = any(name.startswith(("zarr.codecs.", "numcodecs.")) for name in others)
-    return is_in_codec and not (is_ours or is_lack)
+    return bool(is_in_codec and is_by_it and not is_lack)
 
 
 async def _find_wrong_length(requests: Sequence[ChunkRequest], layout_of: LayoutOf) -> str:

@@ -628,6 +628,7 @@ def _report_listing(
         report.add_problem(f"a folder of chunks can't be listed: {error}")
     _report_leftovers(array, [each.name for each in beside if each.kind == "leftover"], report)
     misnamed = set(_report_misnamed(array, beside, report))
+    num_misnamed = len({each.chunk_coords for each in misnamed})
     unread = [each for each in beside if each.kind in ("other", "misnamed")]
     others = [each.name for each in unread if each not in misnamed]
     num_chunks = report.num_chunks
@@ -639,7 +640,7 @@ def _report_listing(
         num_tried = min(num_in_all, MAX_UNLISTED)
         tried = f"{num_tried} of {num_in_all} possible chunk names were tried"
         report.notes.append(f"{tried}, because the store does not list its chunks")
-    if num_chunks + len(misnamed) < num_tried == num_in_all:
+    if num_chunks + num_misnamed < num_tried == num_in_all:
         missing = "others were not found" if errors else "missing ones are read as the fill value"
         if not isinstance(references_of(array.store), dict | None):
             missing += "; a chunk is missing, too, if its file of references, *.parq, is"

@@ -80,8 +80,8 @@ def walk(
         found, names = visit(path)
         yield found
         for each in [join(path, name) for name in reversed(names)]:
-            local = local_path(store, each)
-            is_link = local is not None and os.path.islink(local)  # noqa: PTH114 # raises nothing
+            below = local_path(store, each)
+            is_link = below is not None and os.path.islink(below)  # noqa: PTH114 # raises nothing
             (links if is_link else paths).append(each)
 
 

@@ -64,8 +64,7 @@ class _Folder(NamedTuple):
     path: str
     arrays: dict[str, JSONObject | Broken]  # by their paths
     consolidated: _Consolidated | None = None  # it is compared with the arrays below
-    v3_group: str | None = None  # the path, if it is one
-    group: str | None = None  # the path, if it is one of either format
+    zarr_format: int | None = None  # if it is a group
     chunk: str = ""  # a name in it, which looks like that of a chunk, if it has no metadata
 
 
@@ -75,27 +74,24 @@ def find_arrays(store: Store) -> Iterator[FoundArray]:
     Raises the store's error if its root can't be read.
     """
     consolidated: dict[str, _Consolidated] = {}  # by the paths of the groups
-    v3_groups: set[str | None] = set()
-    groups: set[str] = set()
+    groups: dict[str, int] = {}  # their formats
     paths: set[str] = set()
     lost: dict[str, str] = {}  # the name of a chunk in each folder that may have been an array
-    no_groups: set[str] = set()  # other folders below groups that have no metadata
+    no_groups: set[str] = set()  # folders below groups that have no metadata
     for folder in walk(store, partial(_visit, store)):
-        v3_groups.add(folder.v3_group)
-        if folder.group is not None:
-            groups.add(folder.group)
+        if folder.zarr_format is not None:
+            groups[folder.path] = folder.zarr_format
+        elif not folder.arrays and not groups.keys().isdisjoint(groups_above(folder.path)):
+            no_groups.add(folder.path)
         if folder.chunk and next(groups_above(folder.path), None) in groups:
             lost[folder.path] = folder.chunk
-        if folder.group is None and not groups.isdisjoint(groups_above(folder.path)):
-            no_groups.add(folder.path)
         if folder.consolidated is not None:
             consolidated[folder.consolidated.group] = folder.consolidated
         for path, document in folder.arrays.items():
             paths.add(path)
             above = [consolidated[g] for g in groups_above(path) if g in consolidated]
             problems = list(_stale_metadata(store, path, document, list(reversed(above))))
-            is_v2 = isinstance(document, dict) and document.get("zarr_format") == 2
-            note = _why_not_shown(path, v3_groups if is_v2 else set(), no_groups)
+            note = _why_not_shown(path, document, groups, no_groups)
             yield FoundArray(path, document, problems, note)
     for path, problem in _unvisited_arrays(store, list(consolidated.values()), paths):
         lost.pop(path, None)
@@ -106,13 +102,13 @@ def find_arrays(store: Store) -> Iterator[FoundArray]:
         yield FoundArray(path, None, [f"{problem}: if it was one, restore that"])
 
 
-def _why_not_shown(path: str, of_v3: set[str | None], no_groups: set[str]) -> str:
-    """Return why groups do not show an array, or ""; of a folder that is no group, once.
-
-    `of_v3` are groups of Zarr v3 if the array is of Zarr v2.
-    """
+def _why_not_shown(
+    path: str, document: JSONObject | Broken, groups: dict[str, int], no_groups: set[str]
+) -> str:
+    """Return why groups do not show an array, or ""; of a folder that is no group, once."""
     above = list(groups_above(path))
-    if not of_v3.isdisjoint(above):
+    is_v2 = isinstance(document, dict) and document.get("zarr_format") == 2
+    if is_v2 and any(groups.get(each) == 3 for each in above):
         return f"it is of Zarr v2, which a Zarr v3 group above it does not show: {_BY_PATH}"
     unshown = [each for each in above if each in no_groups]
     no_groups.difference_update(unshown)
@@ -179,14 +175,15 @@ def _group_in(
         stated = documents[1].get("zarr_format")
         documents.append(Broken(ValueError(f".zgroup has zarr_format {stated!r}: write 2")))
     broken = [each for each in documents if isinstance(each, Broken)]
-    is_group = document is not None or is_of_v2
+    zarr_format = 2 if is_of_v2 else None
+    if document is not None:
+        zarr_format = 3
     return _Folder(
         path,
         {path: broken[0]} if broken else {},
         consolidated if isinstance(consolidated, _Consolidated) else None,
-        path if isinstance(document, dict) else None,
-        path if is_group else None,
-        "" if is_group else _chunk_in(store, path, names),
+        zarr_format,
+        _chunk_in(store, path, names) if zarr_format is None else "",
     )
 
 

@@ -152,10 +152,9 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
         folder = location.removesuffix(f"/{name}") if is_url else path.parent
         raise ValueError(f"this is Zarr metadata: give its folder, {folder}")
     is_node_itself = not is_url and is_node(path)
-    are_references = location.endswith((".json", ".parq", ".parquet"))
-    if not (are_references or is_url):
-        are_references = b'"record_size"' in _end_of_file(path / ".zmetadata")
-    if are_references and not is_node_itself:
+    is_named_so = location.endswith((".json", ".parq", ".parquet"))
+    is_parquet = not is_url and b'"record_size"' in _end_of_file(path / ".zmetadata")
+    if (is_named_so or is_parquet) and not is_node_itself:
         if not read_only:
             raise ValueError(f"kerchunk references are read-only: {_WRITABLE}")
         return _open_references(location, options)
@@ -216,9 +215,11 @@ def _is_file(path: Path) -> bool:
 
 def _end_of_file(path: Path) -> bytes:
     """Return the last bytes of a file; none if it can't be read."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        file.seek(max(os.fstat(file.fileno()).st_size - 4096, 0))
-        return file.read()
+    with contextlib.suppress(OSError):
+        if path.is_file():  # to open a pipe might never end
+            with path.open("rb") as file:
+                file.seek(max(os.fstat(file.fileno()).st_size - 4096, 0))
+                return file.read()
     return b""
 
 

@@ -217,11 +217,12 @@ def _keys_below(array: AnyArray, grid: list[int]) -> Iterator[str | Exception]:
     store, path = array.store, array.path
     if local_path(store, path) is None:
         keys = _list_prefix(store, f"{path}/".lstrip("/"))
-        members: set[str] = set()  # of a zip archive, where one that is rewritten is listed twice
+        is_zip = isinstance(store, ZipStore)  # it lists twice what is rewritten
+        members: set[str] = set()
         while isinstance(key := value_or_error(sync, _next(keys)), str):
             if key not in members:
                 yield key
-            if isinstance(store, ZipStore):
+            if is_zip:
                 members.add(key)
         if key is not None:  # an error, after which a listing may never end
             yield key

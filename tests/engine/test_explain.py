@@ -63,6 +63,10 @@ def test_a_file_of_references_on_a_server_that_ignores_byte_ranges():
         assert "again" not in said(caught.value)
 
 
+class OfUserError(Exception):
+    """What a handler of a signal may raise."""
+
+
 class TestShards:
     @pytest.fixture
     def shard(self, tmp_path):
@@ -141,12 +145,18 @@ class TestShards:
         assert remedy.startswith("if the metadata, or a consolidated copy of them, state the wrong")
 
     @pytest.mark.usefixtures("our_pipeline")
-    def test_a_lack_of_memory_is_no_damage(self, tmp_path, monkeypatch):
-        """To rewrite the chunk was advised."""
+    @pytest.mark.parametrize("kind", [MemoryError, OfUserError])
+    def test_what_is_no_damage(self, tmp_path, monkeypatch, kind):
+        """A lack of memory, or what a handler of a signal raises: to mend the chunk was advised."""
+
+        def decode(*_):
+            raise kind
+
         array = zarr.create_array(tmp_path, shape=4, dtype="u1")
         array[:] = 1
-        monkeypatch.setattr(numcodecs.Zstd, "decode", Mock(side_effect=MemoryError))
-        with pytest.raises(MemoryError) as caught:
+        effect = decode if kind is OfUserError else Mock(side_effect=kind)
+        monkeypatch.setattr(numcodecs.Zstd, "decode", effect)
+        with pytest.raises(kind) as caught:
             array[:]
         assert len(caught.value.__notes__) == 1
 
