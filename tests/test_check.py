@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import functools
+import gzip
 import http.server
 import importlib.util
 import io
@@ -18,6 +19,7 @@ import tempfile
 import threading
 import tracemalloc
 import zipfile
+import zlib
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -780,9 +782,9 @@ class TestAdvice:
         array = zarr.create_array(tmp_path, shape=20, chunks=5, dtype="f8", compressors=None)
         array[:] = 1
         answers = {
-            bytes(41): "other chunks have the right length, and this one is damaged",
+            bytes(41): "other chunks can be read, so this one is damaged",
             bytes(39): "it seems to be truncated: restore",
-            zstd(bytes(40)): "it seems to be compressed by zstd: keep it; other chunks have the",
+            zstd(bytes(40)): "it seems to be compressed by zstd: keep it; other chunks can be read",
         }
         for stored, answer in answers.items():
             (tmp_path / f"c/{number}").write_bytes(stored)
@@ -980,7 +982,7 @@ class TestChunks:
             zarr.create_array(tmp_path / name, **settings | index)[:] = 1
         shutil.copy(tmp_path / "b/c/0", tmp_path / "a/c/0")
         (problem,) = check(tmp_path / "a")[""].problems
-        assert "its index is at the start: other shards can be read: it was written by" in problem
+        assert "its index is at the start: write nothing to the shard yet; other shards can be read" in problem
 
     @pytest.mark.parametrize("compressor", ["zstd", "blosc"])
     def test_encoded_chunks_that_are_cut(self, tmp_path, compressor):
@@ -997,6 +999,21 @@ class TestChunks:
         assert len(cut) == 2
         assert not any("intact" in problem for problem in cut)
 
+    @pytest.mark.parametrize("zarr_format", [2, 3])
+    @pytest.mark.parametrize("dtype", ["<f4", "?"])
+    def test_encoded_chunks_without_padding(self, tmp_path, zarr_format, dtype):
+        """They were to be restored, or the metadata corrected; uncompressed, to be padded."""
+        codec = numcodecs.Zlib() if zarr_format == 2 else zarr.codecs.GzipCodec()
+        settings = {"shape": 10, "chunks": 4, "dtype": dtype, "compressors": codec}
+        zarr.create_array(tmp_path, zarr_format=zarr_format, **settings)[...] = 1
+        chunk = tmp_path / ("2" if zarr_format == 2 else "c/2")
+        compress = zlib.compress if zarr_format == 2 else gzip.compress
+        for stored, is_padded in ((np.ones(2, dtype), False), (np.ones(3, dtype), None)):
+            chunk.write_bytes(compress(stored.tobytes()))
+            (problem,) = check(tmp_path)[""].problems
+            advice = "elements inside the array, of shape (2,), keep it, and pad it along each axis"
+            assert (advice in problem) == (is_padded is False)
+
     def test_one_compressed_chunk_beside_one_with_invalid_bools(self, tmp_path):
         """To add a codec was advised, with which the other one could not be read."""
         settings = {"shape": 200, "chunks": 100, "dtype": "?", "compressors": None}
@@ -1005,7 +1022,7 @@ class TestChunks:
         (tmp_path / "c/1").write_bytes(bytes(numcodecs.Zstd().encode(bytes(100))))
         first, second = sorted(check(tmp_path)[""].problems)
         assert first.startswith("chunk c/0 holds 1 bool that is neither 0 nor 1")
-        assert "keep it; other chunks have the right length, so it was written by an" in second
+        assert "keep it; other chunks can be read, so it was written by an" in second
 
     def test_more_than_ten_wrong_chunks(self, tmp_path):
         """Of the first ten, it was said how many there are, and that all are like them."""
@@ -1141,7 +1158,7 @@ class TestChunks:
             zarr.open_array(tmp_path)[:] = 1
         configuration["index_location"] = wrong
         (tmp_path / "zarr.json").write_text(json.dumps(document))
-        where = f"its index is at the {location}: if other shards can be read, it was written by"
+        where = f"its index is at the {location}: write nothing to the shard yet; if other shards"
         (problem,) = check(tmp_path)[""].problems
         assert problem.startswith(f"chunk c/0 can't be read: {where}")
         assert f'otherwise, write "index_location": "{location}" in the configuration' in problem

@@ -23,6 +23,7 @@ CORRECT_OR_RESTORE = (
     "codecs, correct them; if it is damaged, restore or rewrite it"
 )
 EMPTY = "it is empty: restore or rewrite it"
+_PAD = "if it is at the edge of the array and lacks padding, keep it, and pad it; "
 # What compressed data begin with.
 _STARTS = {
     "zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
@@ -89,6 +90,32 @@ class LengthError(ValueError):
     """A chunk has the wrong length."""
 
 
+class Advice(NamedTuple):
+    """What may be wrong with a chunk, and what to do, which other chunks of its array may tell."""
+
+    text: str  # while nothing is known of the others
+    if_others: str = ""  # if others can be read; empty if that makes no difference
+    if_none: str = ""  # if none can
+    what: str = ""  # what is wrong in any case
+
+    def given(self, *, others_can_be_read: bool | None = None) -> str:
+        """Return the text for what is known of other chunks."""
+        text = self.text
+        if others_can_be_read is not None:
+            text = (self.if_others if others_can_be_read else self.if_none) or text
+        return f"{self.what}: {text}" if self.what else text
+
+
+def advise(seems: str, if_others: str, if_none: str, others: str = "chunks") -> Advice:
+    """Return advice that names what a chunk seems to be, or "", and two causes or remedies."""
+    seems = seems and f"{seems}; "
+    return Advice(
+        f"{seems}if other {others} can be read, {if_others}; otherwise, {if_none}",
+        f"{seems}other {others} can be read, so {if_others}",
+        f"{seems}{if_none}",
+    )
+
+
 class SuspectChunk(NamedTuple):
     """What is known of a chunk that has the wrong length, or that its codecs can't decode."""
 
@@ -96,73 +123,65 @@ class SuspectChunk(NamedTuple):
     expected: int
     start: bytes = b""  # its first bytes, if they are known
     reference: Reference = ""
-    others_fit: bool | None = None  # whether other chunks have the right length, if that is known
     may_lack_padding: bool = False  # if it is at the edge of the array, which is not known
 
-    def explain(self) -> str:
+    def explain(self) -> Advice:
         """Return what may be wrong, and what to do."""
         if not self.num_bytes and not self.reference:
-            return EMPTY
-        if why := self.explain_start():
-            return why
+            return Advice(EMPTY)
+        if advice := self.explain_start():
+            return advice
         metadata, wrong = (
             "the metadata, or a consolidated copy of them,",
             "the wrong data type, chunk shape or codecs",
         )
-        correct = "" if self.others_fit else f"; if {metadata} state {wrong}, correct them"
+        correct = f"if {metadata} state {wrong}, correct them"
         if self.reference:
-            return f"{_REMEDIES[self.reference]}{correct}"
-        if self.others_fit is False:
-            return f"{metadata} seem to state {wrong}: correct them"
+            remedy = _REMEDIES[self.reference]
+            return Advice(f"{remedy}; {correct}", if_others=remedy)
+        if_none = f"{metadata} seem to state {wrong}: correct them"
         if self.num_bytes < self.expected:
-            truncated = "it seems to be truncated: " if self.others_fit else "if it is truncated, "
-            at_edge = "if it is at the edge of the array and lacks padding, keep it, and pad it; "
-            pad = at_edge if self.may_lack_padding else ""
-            return f"{pad}{truncated}restore or rewrite it{correct}"
-        damaged = "damaged, or was written by another program: restore or rewrite it"
-        if self.others_fit:
-            return f"other chunks have the right length, and this one is {damaged}"
-        return (
-            f"if other chunks can be read, this one is {damaged}; otherwise, {metadata} state "
-            f"{wrong}: correct them"
-        )
+            pad = _PAD if self.may_lack_padding else ""
+            return Advice(
+                f"{pad}if it is truncated, restore or rewrite it; {correct}",
+                f"{pad}it seems to be truncated: restore or rewrite it",
+                if_none,
+            )
+        damaged = "this one is damaged, or was written by another program: restore or rewrite it"
+        return advise("", damaged, if_none)
 
-    def explain_start(self) -> str:
-        """Return what a chunk seems to be, given its first bytes, and what to do; or ""."""
+    def explain_start(self) -> Advice | None:
+        """Return what a chunk seems to be, given its first bytes, and what to do, if known."""
         if why := explain_stand_in(self.start):
-            return why
+            return Advice(why)
         if not (codec := self._compressor()):
-            return ""
-        keep = f"it seems to be compressed by {codec}: keep it"
-        by_another = "it was written by another program: decompress or restore it"
-        if self.others_fit:
-            return f"{keep}; other chunks have the right length, so {by_another}"
+            return None
         name = codec if codec in _OF_ZARR_V3 else f"numcodecs.{codec}"
         of_v3 = json.dumps({"name": name, "configuration": _OF_ZARR_V3.get(codec, {})})
-        unless = ", and"
-        if self.others_fit is None:
-            unless = f"; if other chunks can be read, {by_another}; otherwise,"
-        return (
-            f"{keep}{unless} add that codec to the metadata, in zarr.json as {of_v3} after the "
-            f'codec "bytes", or in .zarray as "compressor": {{"id": "{codec}"}}'
+        return advise(
+            f"it seems to be compressed by {codec}: keep it",
+            "it was written by another program: decompress or restore it",
+            f"add that codec to the metadata, in zarr.json as {of_v3} after the codec "
+            f'"bytes", or in .zarray as "compressor": {{"id": "{codec}"}}',
         )
 
-    def explain_inner(self, remedy: str) -> str:
-        """Return what may be wrong with what may be an inner chunk; else, the remedy."""
+    def explain_inner(self) -> Advice | None:
+        """Return what an inner chunk of a shard seems to be, and what to do, if known."""
         if why := explain_stand_in(self.start):
-            return why
+            return Advice(why)
         if not (codec := self._compressor()):
-            return remedy
-        return (
-            f"it seems to be compressed by {codec}: keep it; if other chunks can be read, restore "
-            "it; otherwise, add that codec to the metadata, in a shard to the `codecs` in the "
-            "configuration of sharding_indexed"
+            return None
+        return advise(
+            f"it seems to be compressed by {codec}: keep it",
+            "restore it",
+            "add that codec to the metadata, in a shard to the `codecs` in the configuration of "
+            "sharding_indexed",
         )
 
-    def explain_encoding(self, codecs: Iterable[str]) -> str:
-        """Return how a chunk seems to be encoded if not by these codecs, and what to do; or ""."""
+    def explain_encoding(self, codecs: Iterable[str]) -> Advice | None:
+        """Return how a chunk seems to be encoded if not by these codecs, and what to do."""
         if why := explain_stand_in(self.start):
-            return why
+            return Advice(why)
         names, codec = {name.removeprefix("numcodecs.") for name in codecs}, self._compressor()
         may_be_plain = names & _COMPRESSORS and names <= _COMPRESSORS | _OF_SAME_LENGTH
         if codec and codec not in names:
@@ -170,11 +189,11 @@ class SuspectChunk(NamedTuple):
         elif not codec and may_be_plain and self.num_bytes == self.expected:
             seems = "it has the length of elements that are not encoded"
         else:
-            return ""
-        return (
-            f"{seems}, contrary to the metadata: keep it; if other chunks can be read, it was "
-            "written by another program: convert or restore it; otherwise, correct the codecs in "
-            "the metadata"
+            return None
+        return advise(
+            f"{seems}, contrary to the metadata: keep it",
+            "it was written by another program: convert or restore it",
+            "correct the codecs in the metadata",
         )
 
     def _compressor(self) -> str:
@@ -222,10 +241,12 @@ def check_length(  # noqa: PLR0913 # what the message says
             reference,
             may_lack_padding=are_rows,
         )
-        why = wrong.explain_inner(_OF_INNER) if may_be_inner else wrong.explain()
+        advice = wrong.explain()
+        if may_be_inner:
+            advice = wrong.explain_inner() or Advice(f"{_PAD if are_rows else ''}{_OF_INNER}")
         raise LengthError(
             f"{name} holds {num_bytes} bytes, expected {expected} for shape {shape} of {dtype}; "
-            f"{why}{FIND_OTHERS}"
+            f"{advice.given()}{FIND_OTHERS}"
         )
 
 

@@ -118,11 +118,11 @@ async def _advise_on_shard(
     if isinstance(error, EndianError):  # zarr opens an array only if its other codecs have theirs
         add_note(error, NO_INDEX_ENDIAN)
     elif _is_of_data(error, doing) or (doing == "reading" and _is_of_codec(error)):
-        why = "" if shard is None else await explain_shard(shard, layout)
+        advice = None if shard is None else await explain_shard(shard, layout)
         if not isinstance(error, LengthError):
-            add_note(error, why or f"a shard may be damaged: {REMEDY}")
-        elif why:  # it says what to do
-            add_note(error, why.removesuffix(f": {REMEDY}"))
+            add_note(error, (advice or REMEDY._replace(what="a shard may be damaged")).given())
+        elif advice is not None:  # the error says what to do with a damaged one
+            add_note(error, advice.what if advice.text == REMEDY.text else advice.given())
 
 
 def _is_of_data(error: Exception, doing: Doing) -> bool:

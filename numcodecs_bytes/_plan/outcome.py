@@ -35,6 +35,10 @@ class ZarrFails(LeftToZarr):
     """zarr fails with a chunk, too, or would lose values; the message says what helps."""
 
 
+class DamagedShard(ZarrFails):
+    """The index of a shard can't be read."""
+
+
 class UnusualIndex(LeftToZarr):
     """The index of a shard does not fit its metadata: one of them may be wrong."""
 

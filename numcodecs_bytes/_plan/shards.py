@@ -15,11 +15,11 @@ import numpy as np
 
 from numcodecs_bytes._core.dtypes import UInt64Array
 from numcodecs_bytes._core.interrupts import raise_if_of_caller
-from numcodecs_bytes._core.lengths import EMPTY
+from numcodecs_bytes._core.lengths import EMPTY, Advice
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Geometry, Layout
 from numcodecs_bytes._plan.out_selections import OutSelection
-from numcodecs_bytes._plan.outcome import LeftToZarr, ZarrFails
+from numcodecs_bytes._plan.outcome import DamagedShard, LeftToZarr, ZarrFails
 from numcodecs_bytes._plan.plan import PlacedRuns, RunPlan, plan_axes, selection_shape
 from numcodecs_bytes._plan.selection import (
     SLICES_HAVE_HASHES,
@@ -39,11 +39,13 @@ from numcodecs_bytes._plan.selection import (
 CACHED_SHARD_PLANS = 1 << 4
 CACHED_INNER_CHUNKS = 1 << 8
 
+_WRONG = "a wrong data type, inner chunk shape, codecs, index_codecs or index_location"
 # What to do if a shard seems to be damaged.
-REMEDY = (
-    "restore it; if the metadata state a wrong data type, inner chunk shape, codecs, index_codecs "
-    "or index_location, correct them; until then, write nothing to it, to keep inner chunks that "
-    "may be intact"
+REMEDY = Advice(
+    f"restore it; if the metadata state {_WRONG}, correct them; until then, write nothing to it, "
+    "to keep inner chunks that may be intact",
+    if_none=f"if the metadata, or a consolidated copy of them, state {_WRONG}, correct them; "
+    "otherwise, restore the shards; until then, write nothing",
 )
 NO_INDEX_ENDIAN = "the bytes codec in index_codecs has no endian: add it"
 
@@ -154,7 +156,7 @@ class ShardLayout:
         if not num_bytes:
             raise ZarrFails(EMPTY)
         if num_bytes < self.index_bytes:
-            raise ZarrFails(f"the shard is too short for its index: {REMEDY}")
+            raise DamagedShard("the shard is too short for its index")
         return 0 if self.is_index_first else num_bytes - self.index_bytes
 
     def find_unusual(self, index: UInt64Array, num_bytes: int) -> tuple[str, int, int] | None:

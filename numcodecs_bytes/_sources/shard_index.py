@@ -14,10 +14,12 @@ from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._core.lengths import (
     EMPTY,
     NUM_START_BYTES,
+    Advice,
     SuspectChunk,
+    advise,
     explain_stand_in,
 )
-from numcodecs_bytes._plan.outcome import FetchCounts, ZarrFails
+from numcodecs_bytes._plan.outcome import DamagedShard, FetchCounts, ZarrFails
 from numcodecs_bytes._plan.shards import MISSING, NO_INDEX_ENDIAN, REMEDY, ShardLayout
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.files import OpenExtent
@@ -46,36 +48,40 @@ def index_of(shard: ShardLayout, raw: UInt8Array) -> UInt64Array:
         raise ZarrFails(NO_INDEX_ENDIAN) from error
     except ValueError as error:
         raise_if_of_caller(error)
-        raise ZarrFails(f"the index of the shard can't be decoded: {REMEDY}") from error
+        raise DamagedShard("the index of the shard can't be decoded") from error
 
 
-async def explain_shard(shard: StorePath, layout: object) -> str:
-    """Return what is wrong with a shard, and what to do; "" if that is not known.
+async def explain_shard(shard: StorePath, layout: object) -> Advice | None:
+    """Return what is wrong with a shard, and what to do, if that is known.
 
     `layout` is a `ShardLayout` unless inner chunks are not read in part.
     """
     num_bytes: Any = await async_value_or_error(shard.store.getsize(shard.path))
     if num_bytes == 0:
-        return EMPTY
+        return Advice(EMPTY)
     if why := explain_stand_in(await start_of(shard)):
-        return why
+        return Advice(why)
     if not isinstance(layout, ShardLayout) or not isinstance(num_bytes, int):
-        return ""
+        return None
     is_certain = False
     try:
         index = await _fetch_index(shard, layout, layout.index_start(num_bytes))
         is_certain = has_index_checksum(layout.codec)
-        why = "" if index is None else await _explain_index(shard, layout, index, num_bytes)
+        advice = await _explain_index(shard, layout, index, num_bytes)
+    except DamagedShard as error:
+        advice = REMEDY._replace(what=str(error))
     except ZarrFails as error:
-        why = str(error)
+        advice = Advice(str(error))
     other_end = num_bytes - layout.index_bytes if layout.is_index_first else 0
-    if not why or is_certain or not await _is_index_at(other_end, shard, layout, num_bytes):
-        return why
+    if not advice or is_certain or not await _is_index_at(other_end, shard, layout, num_bytes):
+        return advice
     location = "end" if layout.is_index_first else "start"
-    return (
-        f"its index is at the {location}: if other shards can be read, it was written by another "
-        f'program: restore it; otherwise, write "index_location": "{location}" in the '
-        "configuration of sharding_indexed in the metadata; until then, write nothing to it"
+    return advise(
+        f"its index is at the {location}: write nothing to the shard yet",
+        "it was written by another program: restore it",
+        f'write "index_location": "{location}" in the configuration of sharding_indexed in the '
+        "metadata",
+        others="shards",
     )
 
 
@@ -100,21 +106,21 @@ async def _is_index_at(start: int, shard: StorePath, layout: ShardLayout, num_by
 
 
 async def _explain_index(
-    shard: StorePath, layout: ShardLayout, index: UInt64Array, num_bytes: int
-) -> str:
-    """Return which inner chunk is not as usual in a shard of `num_bytes`, and what to do; or ""."""
-    unusual = layout.find_unusual(index, num_bytes)
+    shard: StorePath, layout: ShardLayout, index: UInt64Array | None, num_bytes: int
+) -> Advice | None:
+    """Return which inner chunk is not as usual in a shard of `num_bytes`, and what to do."""
+    unusual = None if index is None else layout.find_unusual(index, num_bytes)
     if unusual is None:
-        return ""
+        return None
     what, offset, stated = unusual
     part = RangeByteRequest(offset, min(offset + stated, offset + NUM_START_BYTES, num_bytes))
     inner = None
     if part.start < part.end:
         inner = await async_value_or_error(shard.get(byte_range=part))
-    if inner is None or isinstance(inner, Exception):
-        return f"{what}: {REMEDY}"
-    wrong = SuspectChunk(stated, layout.inner.num_bytes, inner.to_bytes())
-    return f"{what}: {wrong.explain_inner(REMEDY)}"
+    advice = None
+    if inner is not None and not isinstance(inner, Exception):
+        advice = SuspectChunk(stated, layout.inner.num_bytes, inner.to_bytes()).explain_inner()
+    return (advice or REMEDY)._replace(what=what)
 
 
 def _read_index(shard: ShardLayout, extent: OpenExtent) -> tuple[UInt64Array, bytes]:

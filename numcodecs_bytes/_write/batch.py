@@ -15,6 +15,7 @@ from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.out_selections import OutSelection
 from numcodecs_bytes._plan.outcome import (
     Compressed,
+    DamagedShard,
     LeftToZarr,
     Protected,
     UnusualIndex,
@@ -47,7 +48,8 @@ _REMEDIES: dict[type[Exception], str] = {
     # zarr would replace a file that somebody has protected, perhaps on purpose.
     Protected: "if the array may change, get permission to read and write its files and folders",
     # zarr would lose inner chunks that it does not find by this index.
-    UnusualIndex: f"if the shard is damaged, {REMEDY}",
+    UnusualIndex: f"if the shard is damaged, {REMEDY.text}",
+    DamagedShard: REMEDY.text,
     ZarrFails: "",
 }
 

@@ -174,7 +174,7 @@ class TestLength:
         ):
             array[20:60, :4] = 7
         said = "; ".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
-        assert ": restore it; if the metadata" in said
+        assert "restore it; if the metadata" in said
         assert set(re.findall("chunk '([^']+)'", said)) <= {"c/1/0"}
         assert "set the option to True" not in said
 

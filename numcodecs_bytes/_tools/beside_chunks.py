@@ -1,0 +1,101 @@
+"""What is in the folder of an array beside its chunks, and which of these are missing."""
+
+import json
+import os
+import shlex
+import sys
+
+from zarr.types import AnyArray
+
+from numcodecs_bytes._tools.documents import join, local_path
+from numcodecs_bytes._tools.reporting import ArrayReport, Limits
+from numcodecs_bytes._tools.stored_chunks import LEFTOVER, MAX_UNLISTED, Listed, chunks_at
+from numcodecs_bytes._zarr_api.file_systems import references_of
+from numcodecs_bytes._zarr_api.names import plural
+
+
+def report_listing(
+    array: AnyArray,
+    beside: list[Listed],
+    num_in_all: int,
+    report: ArrayReport,
+    limits: Limits,
+) -> None:
+    """Report folders that can't be listed, how many chunks there are, misnamed and other files."""
+    errors = [each.name for each in beside if each.kind == "error"]
+    for error in errors:
+        report.add_problem(f"a folder of chunks can't be listed: {error}")
+    _report_leftovers(array, [each.name for each in beside if each.kind == "leftover"], report)
+    misnamed = set(_report_misnamed(array, beside, report))
+    num_misnamed = len({each.chunk_coords for each in misnamed})
+    unread = [each for each in beside if each.kind in ("other", "misnamed")]
+    others = [each.name for each in unread if each not in misnamed]
+    num_chunks = report.num_chunks
+    if num_chunks == limits.max_chunks and num_chunks < num_in_all:
+        report.notes.append(f"{num_chunks} of {num_in_all} chunks were checked")
+        return
+    num_tried = num_in_all
+    if num_in_all and any(each.kind == "unlisted" for each in beside):
+        num_tried = min(num_in_all, MAX_UNLISTED)
+        tried = f"{num_tried} of {num_in_all} possible chunk names were tried"
+        report.notes.append(f"{tried}, because the store does not list its chunks")
+    if num_chunks + num_misnamed < num_tried == num_in_all:
+        missing = "others were not found" if errors else "missing ones are read as the fill value"
+        if not isinstance(references_of(array.store), dict | None):
+            missing += "; a chunk is missing, too, if its file of references, *.parq, is"
+        report.notes.append(f"{num_chunks} of {num_in_all} chunks are present; the {missing}")
+    if others:
+        files, names = plural(len(others), "file"), ", ".join(others[:3])
+        more = ", ..." if len(others) > 3 else ""
+        note = f"zarr does not read {files}, because no chunk has such a name: {names}{more}"
+        report.notes.append(note)
+
+
+def _report_leftovers(array: AnyArray, names: list[str], report: ArrayReport) -> None:
+    """Report the temporary files that writes have left, and how to remove them."""
+    if not names:
+        return
+    listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    folder = local_path(array.store, array.path)
+    how = ""
+    if folder is not None and os.name == "posix" and str(folder).isprintable():
+        find, extended = "find", " -regextype posix-extended"
+        if sys.platform != "linux":
+            find, extended = "find -E", ""
+        path = shlex.quote(str(folder.resolve()))
+        how = f": {find} {path}{extended} -type f -regex '{LEFTOVER.pattern}' -delete"
+    files = "file is a leftover" if len(names) == 1 else "files are leftovers"
+    report.notes.append(
+        f"{len(names)} {files} of killed writes, or of writes that are not finished: {listed}; "
+        f"remove them while nobody writes{how}"
+    )
+
+
+def _report_misnamed(array: AnyArray, beside: list[Listed], report: ArrayReport) -> list[Listed]:
+    """Report chunks that are missing, but have another name; return these."""
+    misnamed = [each for each in beside if each.kind == "misnamed"]
+    present = {each.chunk_coords for each in chunks_at(array, [e.chunk_coords for e in misnamed])}
+    missing = [each for each in misnamed if each.chunk_coords not in present]
+    if missing:
+        name, num = missing[0].name, len({each.chunk_coords for each in missing})
+        key = join(array.path, array.metadata.encode_chunk_key(missing[0].chunk_coords))
+        are = "chunk is missing, but has" if num == 1 else "chunks are missing, but have"
+        how = "rename the files" if report.num_chunks else _how_to_name(array, name)
+        if num < len(missing):
+            how = "several files are for the same chunk: rename the right ones"
+        report.add_problem(
+            f"{num} {are} another name, such as {join(array.path, name)} instead of {key}: {how}"
+        )
+    return missing
+
+
+def _how_to_name(array: AnyArray, name: str) -> str:
+    """Return what to write in the metadata of an array, so that a chunk has a name."""
+    encoding = "default" if name.startswith("c") else "v2"
+    separator = "." if "." in name or (encoding == "v2" and "/" not in name) else "/"
+    if array.metadata.zarr_format == 3:
+        named = {"name": encoding, "configuration": {"separator": separator}}
+        return f'write "chunk_key_encoding": {json.dumps(named)} in zarr.json'
+    if encoding == "v2":
+        return f'write "dimension_separator": "{separator}" in .zarray'
+    return "rename the files"
