@@ -82,8 +82,6 @@ def _check(options: argparse.Namespace) -> Iterator[Finding]:
     These are wrong metadata, chunks that have the wrong length or can't be read, and invalid bools.
     Files that are not chunks are noted. Nothing is written.
     """
-    from numcodecs_bytes._tools.locations import is_folder_without_metadata
-
     numbers = {"array": 0, "chunk": 0, "problem": 0}
     arrays: list[JSONObject] = []
     unreadable: list[JSONObject] = []
@@ -96,7 +94,7 @@ def _check(options: argparse.Namespace) -> Iterator[Finding]:
                 unreadable.append({"store": location, "error": reason_of(found)})
                 yield failure(f"can't read {location}", found)
                 continue
-            numbers["array"] += 1
+            numbers["array"] += found.data_type != "group"
             numbers["chunk"] += found.num_chunks
             numbers["problem"] += found.num_problems
             if found.num_problems or not options.only_problems:
@@ -105,11 +103,8 @@ def _check(options: argparse.Namespace) -> Iterator[Finding]:
                 yield Finding(Status.PROBLEMS if found.num_problems else Status.FINE, text)
         if is_empty:
             yield Finding(Status.PROBLEMS, message=_why_no_array(location))
-        elif is_readable and not options.only_problems and is_folder_without_metadata(location):
-            what = f"{location} is no Zarr group, because it has no zarr.json or .zgroup"
-            yield Finding(
-                text=f"{what}: open its arrays by their paths; if it was one, restore that"
-            )
+        elif is_readable and not options.only_problems and (why := _why_no_group(location)):
+            yield Finding(text=why)
     document: JSONObject = {f"num_{what}s": number for what, number in numbers.items()}
     document |= {"arrays": arrays, "unreadable": unreadable}
     counts = ", ".join(plural(number, what) for what, number in numbers.items())
@@ -130,6 +125,16 @@ def _reports_on(location: str, options: argparse.Namespace) -> Iterator[ArrayRep
         while (found := value_or_error(lambda: next(reports, None))) is not None:
             with contextlib.nullcontext() if bar is None else bar.external_write_mode():
                 yield found
+
+
+def _why_no_group(location: str) -> str:
+    """Return what follows if a local folder is no Zarr node, but holds some; else ""."""
+    from numcodecs_bytes._tools.locations import is_folder_without_metadata
+
+    if not is_folder_without_metadata(location):
+        return ""
+    what = f"{location} is no Zarr group, because it has no zarr.json or .zgroup"
+    return f"{what}: open its arrays by their paths; if it was one, restore that"
 
 
 def _why_no_array(location: str) -> str:
@@ -172,6 +177,7 @@ def _migrate(options: argparse.Namespace) -> Iterator[Finding]:
     counted = "1 array or group" if len(nodes) == 1 else f"{len(nodes)} arrays and groups"
     sums = ", ".join(f"{number} {status}" for status, number in numbers.items())
     lines = [*map(str, listed), f"{counted}: {sums}"]
+    lines += filter(None, [_why_no_group(options.store)])
     is_complete = not numbers.get("refused") and "excluded" not in numbers
     if is_complete and not (options.dry_run or options.undo):
         lines.append(

@@ -44,7 +44,7 @@ from numcodecs_bytes._tools.arrays import (
 )
 from numcodecs_bytes._tools.check_chunks import check_chunks
 from numcodecs_bytes._tools.documents import Broken, as_json, document_at, join
-from numcodecs_bytes._tools.hierarchy import find_arrays
+from numcodecs_bytes._tools.hierarchy import FoundNode, find_nodes
 from numcodecs_bytes._tools.installation import explain_other_codec, explain_wrong_setting
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.reporting import (
@@ -102,7 +102,7 @@ def check(
     Yields
     ------
     ArrayReport
-        The report on each array, as soon as it is checked.
+        The report on each array, as soon as it is checked, and on each group that has problems.
     """
     if not isinstance(limits, Limits | None):
         raise TypeError(f"limits must be Limits(max_chunks=...), got {limits!r}")
@@ -120,29 +120,43 @@ def check(
 def _check_arrays(
     store: Store, limits: Limits, progress: ProgressBar | None
 ) -> Iterator[ArrayReport]:
-    """Yield the report on each array; raise a bug when all others are checked."""
+    """Yield the report on each array, and each group with problems; raise a bug in the end."""
     bugs: list[Exception] = []
-    for path, document, problems, note in find_arrays(store):
-        report = ArrayReport(path)
-        if note:
-            report.notes.append(note)
-        error = None
-        if isinstance(document, Broken):
-            report.add_problem(f"its metadata {describe_failure(document.error, is_named=False)}")
-        elif document is not None:
-            store_path = StorePath(store, path)
-            error = value_or_error(_check_array, store_path, document, report, limits, progress)
+    for node in find_nodes(store):
+        report = ArrayReport(node.path, notes=[node.note] if node.note else [])
+        error = value_or_error(_check_node, store, node, report, limits, progress)
         if error is not None:
             if is_bug(error):
-                error.add_note(f"while checking array /{path}")
+                error.add_note(f"while checking array /{node.path}")
                 bugs.append(error)
                 continue
             report.add_problem(f"it can't be checked: {describe_error(error)}")
-        for problem in problems:
+        for problem in node.problems:
             report.add_problem(problem)
-        yield report
+        if node.kind == "array" or report.problems:
+            yield report
     if bugs:
         raise bugs[0]
+
+
+def _check_node(
+    store: Store,
+    node: FoundNode,
+    report: ArrayReport,
+    limits: Limits,
+    progress: ProgressBar | None,
+) -> None:
+    """Report what is wrong with an array, or the metadata of a group."""
+    document = node.document
+    if isinstance(document, Broken):
+        report.add_problem(f"its metadata {describe_failure(document.error, is_named=False)}")
+    elif node.kind == "group":
+        report.data_type, report.partial_reads = "group", ""
+        if document is not None and document["zarr_format"] == 3:
+            of_v2 = _v2_document(StorePath(store, node.path), ".zattrs", report)
+            _compare_attributes(of_v2, document.get("attributes"), report)
+    elif document is not None:
+        _check_array(StorePath(store, node.path), document, report, limits, progress)
 
 
 def _check_array(
@@ -252,9 +266,8 @@ def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayR
     old = _v2_document(store_path, ".zarray", report)
     if old is None:
         return
-    of_v2, of_v3 = _v2_document(store_path, ".zattrs", report), document.get("attributes", {})
-    if of_v2 is not None and isinstance(of_v3, dict):
-        _compare_attributes(of_v2, of_v3, report)
+    of_v2 = _v2_document(store_path, ".zattrs", report)
+    _compare_attributes(of_v2, document.get("attributes", {}), report)
     unknown_codec = (numcodecs.errors.UnknownCodecError, zarr.errors.UnknownCodecError)
     opened = value_or_error(ArrayV2Metadata.from_dict, old)
     if isinstance(opened, Exception) and not isinstance(opened, unknown_codec):
@@ -269,8 +282,10 @@ def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayR
         report.add_problem(f".zarray and zarr.json disagree: {disagreement}; {_DISAGREE}")
 
 
-def _compare_attributes(of_v2: JSONObject, of_v3: JSONObject, report: ArrayReport) -> None:
-    """Report attributes that differ, but those that xarray expects to differ."""
+def _compare_attributes(of_v2: JSONObject | None, of_v3: object, report: ArrayReport) -> None:
+    """Report attributes that differ in both formats, but those that xarray expects to differ."""
+    if of_v2 is None or not isinstance(of_v3, dict):
+        return
     names = {**of_v2, **of_v3}.keys() - {"_ARRAY_DIMENSIONS", "_FillValue", "missing_value"}
     for name in sorted(names):
         values = [reprlib.repr(a[name]) if name in a else "missing" for a in (of_v2, of_v3)]

@@ -49,6 +49,7 @@ from numcodecs_bytes import check as checks
 from numcodecs_bytes.__main__ import main
 from numcodecs_bytes._tools import locations
 from numcodecs_bytes._tools.locations import open_store
+from numcodecs_bytes.migrate import migrate
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have a Zarr V3 specification", "ignore:Missing 'endian' for structured"
@@ -609,6 +610,8 @@ class TestHierarchies:
         assert main(["check", str(tmp_path / "nowhere"), str(tmp_path / "g")]) == 2
         what = f"{tmp_path / 'g'} is no Zarr group, because it has no zarr.json or .zgroup: open "
         assert what in capsys.readouterr().out
+        assert main(["migrate", "--dry-run", str(tmp_path / "g")]) == (zarr_format == 3)
+        assert (what in capsys.readouterr().out) == (zarr_format == 2)
 
     def test_a_group_of_another_format(self, tmp_path):
         zarr.create_group(tmp_path, zarr_format=2).create_array("a", shape=3, dtype="i1")
@@ -982,7 +985,10 @@ class TestChunks:
             zarr.create_array(tmp_path / name, **settings | index)[:] = 1
         shutil.copy(tmp_path / "b/c/0", tmp_path / "a/c/0")
         (problem,) = check(tmp_path / "a")[""].problems
-        assert "its index is at the start: write nothing to the shard yet; other shards can be read" in problem
+        assert (
+            "its index is at the start: write nothing to the shard yet; other shards can be read"
+            in problem
+        )
 
     @pytest.mark.parametrize("compressor", ["zstd", "blosc"])
     def test_encoded_chunks_that_are_cut(self, tmp_path, compressor):
@@ -1330,6 +1336,29 @@ class TestPermissions:
         why = "can't be read: Forbidden: log in, or give credentials in the storage options"
         assert report.problems == [f"each of its 2 chunks, such as plain/c/0/0, {why}"]
 
+    def test_references_to_what_needs_credentials(self, tmp_path):
+        """It was not said in which of the storage options these are."""
+        fsspec = pytest.importorskip("fsspec")
+
+        class NoCredentialsError(Exception):
+            pass
+
+        class Protected(fsspec.AbstractFileSystem):
+            protocol = "guarded"
+
+            def cat_file(self, *_args, **_options):
+                raise NoCredentialsError("Unable to locate credentials")
+
+        refs = {
+            "a/.zarray": json.dumps(metadata_v2("<i2", (4,), (4,))),
+            "a/0": ["guarded://b", 0, 8],
+        }
+        (tmp_path / "a.json").write_text(json.dumps({"version": 1, "refs": refs}))
+        fsspec.register_implementation("guarded", Protected, clobber=True)
+        (report,) = checks.check(tmp_path / "a.json")
+        (problem,) = report.problems
+        assert "give credentials in the remote_options of the storage options or, if" in problem
+
 
 @pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
 class TestConsolidatedMetadata:
@@ -1348,6 +1377,21 @@ class TestConsolidatedMetadata:
         for path in ("below", ""):
             zarr.consolidate_metadata(group.store, path=path, zarr_format=request.param)
         return zarr.open_group(tmp_path, use_consolidated=False)
+
+    def test_groups_whose_formats_disagree(self, group):
+        """It passed, and programs showed different attributes."""
+        root, is_v2 = group.store.root, group.metadata.zarr_format == 2
+        if is_v2:
+            migrate(root)
+            zarr.open_group(root, use_consolidated=False, zarr_format=3).attrs["a"] = "new"
+        else:
+            (root / ".zattrs").write_text('{"a": "old"}')
+        found = [report for report in checks.check(root) if report.data_type == "group"]
+        ((path, problems),) = [(report.path, report.problems) for report in found]
+        new, old = ("'new'", "missing") if is_v2 else ("missing", "'old'")
+        disagree = f".zattrs and zarr.json disagree: attribute a is {old} in .zattrs, {new} in"
+        assert path == ""
+        assert any(problem.startswith(disagree) for problem in problems)
 
     def test_those_that_are_right(self, group):
         assert not any(report.problems for report in checks.check(group.store))
@@ -1392,6 +1436,39 @@ class TestConsolidatedMetadata:
         why = "have it in a way that zarr can't open"
         assert problems.pop("a") == [f"the consolidated metadata of group / {why}: {again}"]
         assert not any(problems.values())
+
+    def test_those_of_groups(self, group):
+        """Groups with other attributes, new and deleted ones passed."""
+        is_v2 = group.metadata.zarr_format == 2
+        file = group.store.root / (".zmetadata" if is_v2 else "zarr.json")
+        before = json.loads(file.read_text())
+        name = ".zgroup" if is_v2 else "zarr.json"
+        for path in ("old", "below/old"):
+            group.create_group(path)
+        zarr.consolidate_metadata(group.store, zarr_format=group.metadata.zarr_format)
+        shutil.rmtree(group.store.root / "old")
+        (group.store.root / "below/old" / name).unlink()
+        group["below"].attrs["title"] = "other"
+        group.create_group("new")
+        again = "consolidate them again, with zarr.consolidate_metadata"
+        lost = f"if it was deleted, {again}; if {name} was lost, write it from them first"
+        of_root = "the consolidated metadata of group /"
+        differ = f"{of_root} and its own differ in attributes: if its own are right, {again}"
+        of_below = differ.replace("group /", "group /below")
+        deleted = [f"it has no {name}, but {of_root} have it: {lost}"]
+        expected = {
+            "below": [differ, of_below] if is_v2 else [differ],
+            "new": [f"{of_root} lack it: {again}"],
+            "old": deleted,
+            "below/old": deleted,
+        }
+        reports = [report for report in checks.check(group.store) if report.data_type == "group"]
+        assert {report.path: report.problems for report in reports} == expected
+        assert not any("partial reads" in str(report) for report in reports)
+        if is_v2:  # only those of Zarr v2 have the attributes of the group itself
+            before["metadata"][".zattrs"] = {"title": "old"}
+            file.write_text(json.dumps(before))
+            assert check(group.store)[""].problems == [differ]
 
     def test_an_array_of_the_other_format(self, group):
         """A group of Zarr v3 does not show arrays of Zarr v2, which `migrate` may have excluded."""
@@ -1669,9 +1746,7 @@ class TestKindsOfStores:
         options = {"remote_protocol": "memory", "remote_options": {}} if is_memory else None
         (report,) = checks.check(path, storage_options=options)
         (note,) = report.notes
-        missing = "1 of 3 chunks are present; the missing ones are read as the fill value"
-        parquet = "; a chunk is missing, too, if its file of references, *.parq, is"
-        assert note == missing + parquet * (kind == "parq")
+        assert note == "1 of 3 chunks are present; the missing ones are read as the fill value"
         assert len(report.problems) == bool(problem)
         assert all(found.startswith(f"chunk a/2{target} {problem}") for found in report.problems)
 
@@ -1783,6 +1858,27 @@ class TestKindsOfStores:
         assert len(report.problems) == is_damaged
         why = "can't be read: the file that holds its reference is damaged, so zarr reads the fill"
         assert all(problem.startswith(f"chunk a/2 {why} value") for problem in report.problems)
+
+    @pytest.mark.filterwarnings("ignore:The 'fastparquet' engine is deprecated")
+    def test_a_missing_file_of_references_in_parquet(self, tmp_path):
+        """A note named no file, and stood at all arrays."""
+        pytest.importorskip("fsspec")
+        pytest.importorskip("fastparquet")
+        frames = pytest.importorskip("kerchunk.df")
+        refs = {".zgroup": json.dumps({"zarr_format": 2})}
+        for name in "ab":
+            refs[f"{name}/.zarray"] = json.dumps(metadata_v2("<i2", (12,), (4,)))
+            refs |= {f"{name}/{k}": [f"{tmp_path}/raw", 8 * k, 8] for k in range(3)}
+        (tmp_path / "raw").write_bytes(bytes(24))
+        path = tmp_path / "a.parq"
+        path.mkdir()
+        frames.refs_to_dataframe(refs, str(path), record_size=1)
+        (path / "b/refs.2.parq").unlink()
+        found = {report.path: report.notes for report in checks.check(path)}
+        assert found.pop("a") == []
+        (note,) = found["b"]
+        assert note.startswith("2 of 3 chunks are present; the missing ones are read as the fill")
+        assert note.endswith(f"; {path}/b/refs.2.parq does not exist: if it was lost, restore it")
 
     def test_a_damaged_member_of_a_zip_file(self, healthy):
         """What precedes its bytes gives another name."""
@@ -1943,6 +2039,8 @@ class TestCommand:
             ),
             ("a", "II+\0", 'TIFF file, not Zarr: see "How do I read a multi-page TIFF?" in the '),
             ("a", "SIMPLE  =", 'FITS file, not Zarr: see "How do I read a FITS image?" in the doc'),
+            ("a", "\x93NUMPY\1", "NumPy file, not Zarr: open it with numpy.load"),
+            ("a", "GRIB\0", "GRIB file, not Zarr: open it with xarray and cfgrib, or make refer"),
         ],
     )
     def test_files_that_are_no_stores(self, tmp_path, capsys, name, content, answer):

@@ -1,6 +1,6 @@
-"""Finds the arrays of a store, and the consolidated metadata by which zarr opens them from a group.
+"""Finds the arrays and groups of a store, and compares their metadata with consolidated ones.
 
-These are compared with the arrays' own metadata.
+By these, zarr opens an array from a group.
 """
 
 import copy
@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import zarr
 from zarr.abc.store import RangeByteRequest, Store
@@ -41,13 +41,14 @@ _BY_PATH = "open it by its path"
 _REMEDY = "consolidate them again, with zarr.consolidate_metadata"
 
 
-class FoundArray(NamedTuple):
-    """An array; or a folder that may be one, if its metadata are broken."""
+class FoundNode(NamedTuple):
+    """An array or a group; or a folder that may be one, if its metadata are broken."""
 
     path: str
-    document: Document  # None if only consolidated metadata have the array
+    document: Document  # None if only consolidated metadata have it
     problems: list[str]  # with the consolidated metadata
     note: str = ""  # why groups do not show it
+    kind: Literal["array", "group"] = "array"
 
 
 class _Consolidated(NamedTuple):
@@ -55,7 +56,7 @@ class _Consolidated(NamedTuple):
 
     group: str  # the path of the group
     zarr_format: int
-    arrays: dict[str, JSONObject | Broken]  # by their paths; those of Zarr v2 have their attributes
+    nodes: dict[str, JSONObject | Broken]  # by their paths; those of Zarr v2 have their attributes
 
 
 class _Folder(NamedTuple):
@@ -63,13 +64,14 @@ class _Folder(NamedTuple):
 
     path: str
     arrays: dict[str, JSONObject | Broken]  # by their paths
-    consolidated: _Consolidated | None = None  # it is compared with the arrays below
+    group: JSONObject | None = None  # its document and attributes, if it is an intact group
+    consolidated: _Consolidated | None = None  # it is compared with the nodes below
     zarr_format: int | None = None  # if it is a group
     chunk: str = ""  # a name in it, which looks like that of a chunk, if it has no metadata
 
 
-def find_arrays(store: Store) -> Iterator[FoundArray]:
-    """Yield the arrays of a store, and then those that only consolidated metadata have.
+def find_nodes(store: Store) -> Iterator[FoundNode]:
+    """Yield the arrays and groups of a store, and then those that only consolidated metadata have.
 
     Raises the store's error if its root can't be read.
     """
@@ -87,19 +89,29 @@ def find_arrays(store: Store) -> Iterator[FoundArray]:
             lost[folder.path] = folder.chunk
         if folder.consolidated is not None:
             consolidated[folder.consolidated.group] = folder.consolidated
-        for path, document in folder.arrays.items():
-            paths.add(path)
-            above = [consolidated[g] for g in groups_above(path) if g in consolidated]
+        nodes = folder.arrays if folder.group is None else {folder.path: folder.group}
+        for path, document in nodes.items():
+            kind = _kind_of(document)
+            above = [consolidated[g] for g in (path, *groups_above(path)) if g in consolidated]
             problems = list(_stale_metadata(store, path, document, list(reversed(above))))
-            note = _why_not_shown(path, document, groups, no_groups)
-            yield FoundArray(path, document, problems, note)
-    for path, problem in _unvisited_arrays(store, list(consolidated.values()), paths):
-        lost.pop(path, None)
-        yield FoundArray(path, None, [problem])
+            note = ""
+            if kind == "array":
+                paths.add(path)
+                note = _why_not_shown(path, document, groups, no_groups)
+            yield FoundNode(path, document, problems, note, kind)
+    for node in _unvisited_nodes(store, list(consolidated.values()), {*paths, *groups}):
+        lost.pop(node.path, None)
+        yield node
     above_others = {group for path in (*paths, *groups) for group in groups_above(path)}
     for path in [path for path in lost if path not in above_others]:
         problem = f"it holds {lost[path]}, as an array holds chunks, but no zarr.json or .zarray"
-        yield FoundArray(path, None, [f"{problem}: if it was one, restore that"])
+        yield FoundNode(path, None, [f"{problem}: if it was one, restore that"])
+
+
+def _kind_of(document: JSONObject | Broken) -> Literal["array", "group"]:
+    """Return the kind of a node; those of Zarr v2 that are groups have been given a node type."""
+    is_group = isinstance(document, dict) and document.get("node_type") == "group"
+    return "group" if is_group else "array"
 
 
 def _why_not_shown(
@@ -139,8 +151,9 @@ def _visit(store: Store, path: str) -> tuple[_Folder, list[str]]:
         return _Folder(path, {path: document}), others
     consolidated = _consolidated_in(store, path, document, names)
     if isinstance(consolidated, _Consolidated) and not names:  # web servers do not list folders
-        stated = consolidated.arrays.items()
-        return _Folder(path, {name: _why_no_path(store, name) or each for name, each in stated}), []
+        stated = consolidated.nodes.items()
+        arrays = {name: each for name, each in stated if _kind_of(each) == "array"}
+        return _Folder(path, {n: _why_no_path(store, n) or each for n, each in arrays.items()}), []
     if isinstance(listed, Exception) and not isinstance(listed, FileNotFoundError):
         raise OSError(
             f"it can't be listed: {describe_error(listed)}; if that is forbidden, give the path or "
@@ -166,25 +179,37 @@ def _group_in(
 
     Its document is that of Zarr v3, if it has one.
     """
-    is_of_v2 = document is None and ".zgroup" in names
-    of_v2 = [name for name in (".zgroup", ".zattrs") if is_of_v2 and name in names]
-    documents = [consolidated, *(document_at(store, join(path, name)) for name in of_v2)]
+    group, zarr_format = document, None if document is None else 3
     if isinstance(document, dict):
-        documents.append(_why_no_group(store, path, document))
-    elif is_of_v2 and isinstance(documents[1], dict) and documents[1].get("zarr_format") != 2:
-        stated = documents[1].get("zarr_format")
-        documents.append(Broken(ValueError(f".zgroup has zarr_format {stated!r}: write 2")))
-    broken = [each for each in documents if isinstance(each, Broken)]
-    zarr_format = 2 if is_of_v2 else None
-    if document is not None:
-        zarr_format = 3
+        group = _why_no_group(store, path, document) or document
+    elif document is None and ".zgroup" in names:
+        group, zarr_format = _v2_group(store, path, names), 2
+    broken = [each for each in (consolidated, group) if isinstance(each, Broken)]
     return _Folder(
         path,
         {path: broken[0]} if broken else {},
+        group if isinstance(group, dict) and not broken else None,
         consolidated if isinstance(consolidated, _Consolidated) else None,
         zarr_format,
         _chunk_in(store, path, names) if zarr_format is None else "",
     )
+
+
+def _v2_group(store: Store, path: str, names: list[str]) -> JSONObject | Broken:
+    """Return the document of a group of Zarr v2, with its attributes and a node type."""
+    group = document_at(store, join(path, ".zgroup"))
+    attributes = document_at(store, join(path, ".zattrs")) if ".zattrs" in names else None
+    for each in (group, attributes):
+        if isinstance(each, Broken):
+            return each
+    if isinstance(group, dict) and group.get("zarr_format") != 2:
+        stated = group.get("zarr_format")
+        return Broken(ValueError(f".zgroup has zarr_format {stated!r}: write 2"))
+    return _group_of_v2(attributes)
+
+
+def _group_of_v2(attributes: object) -> JSONObject:
+    return {"zarr_format": 2, "node_type": "group", "attributes": attributes or {}}
 
 
 def _why_no_group(store: Store, path: str, document: JSONObject) -> Broken | None:
@@ -252,50 +277,48 @@ def _consolidated_in(
         file = ".zmetadata" if group is None else "consolidated_metadata in zarr.json"
         return Broken(ValueError(f'{join(path, file)} has no object "metadata": {_REMEDY}'))
     if group is None:
-        return _Consolidated(path, 2, dict(_v2_arrays(path, found)))
-    documents = {key: object_of(data, key) for key, data in found.items()}
-    arrays = {
-        join(path, key): document
-        for key, document in documents.items()
-        if isinstance(document, Broken) or document.get("node_type") != "group"
-    }
-    return _Consolidated(path, 3, arrays)
+        return _Consolidated(path, 2, dict(_v2_nodes(path, found)))
+    nodes = {join(path, key): object_of(data, key) for key, data in found.items()}
+    return _Consolidated(path, 3, nodes)
 
 
-def _v2_arrays(group: str, found: JSONObject) -> Iterator[tuple[str, JSONObject | Broken]]:
-    """Yield the path of each array, and its document with its attributes."""
+def _v2_nodes(group: str, found: JSONObject) -> Iterator[tuple[str, JSONObject | Broken]]:
+    """Yield the path of each array and group, and its document with its attributes."""
     for key, data in found.items():
         name, _, document_name = key.rpartition("/")
-        if document_name != ".zarray":
+        if document_name not in (".zarray", ".zgroup"):
             continue
-        document = object_of(data, key)
+        attributes, document = found.get(join(name, ".zattrs"), {}), object_of(data, key)
         if isinstance(document, dict):
-            document = document | {"attributes": found.get(join(name, ".zattrs"), {})}
+            is_array = document_name == ".zarray"
+            of_array = document | {"attributes": attributes}
+            document = of_array if is_array else _group_of_v2(attributes)
         yield join(group, name), document
 
 
 def _stale_metadata(
     store: Store, path: str, document: JSONObject | Broken, consolidated: list[_Consolidated]
 ) -> Iterator[str]:
-    """Yield what is wrong with the consolidated metadata of an array in the groups above it."""
+    """Yield what is wrong with the consolidated metadata of a node in the groups above it.
+
+    Those of Zarr v2 have the group itself, too.
+    """
     if isinstance(document, Broken):
         return
     store_path, zarr_format = StorePath(store, path), document.get("zarr_format")
-    own: JSONObject | Exception | None = None
-    for group, consolidated_format, arrays in consolidated:
-        if consolidated_format != zarr_format:
-            continue
-        if path not in arrays:
-            yield f"the consolidated metadata of group /{group} lack it: {_REMEDY}"
-            continue
-        if own is None:
-            attributes = document_at(store, join(path, ".zattrs")) if zarr_format == 2 else None
-            of_v2 = {} if zarr_format != 2 else {"attributes": attributes or {}}
-            own = value_or_error(_as_zarr_writes, document | of_v2, store_path)
-        if isinstance(own, Exception):  # this is reported of the array
-            return
-        stated = value_or_error(_as_zarr_writes, arrays[path], store_path)
-        of_group = f"the consolidated metadata of group /{group}"
+    of_format = [each for each in consolidated if each.zarr_format == zarr_format]
+    stating = [each for each in of_format if path in each.nodes]
+    for each in of_format:
+        if path not in each.nodes and path != each.group:
+            yield f"the consolidated metadata of group /{each.group} lack it: {_REMEDY}"
+    if stating and zarr_format == 2 and "attributes" not in document:
+        document = document | {"attributes": document_at(store, join(path, ".zattrs")) or {}}
+    own = value_or_error(_as_zarr_writes, document, store_path)
+    if isinstance(own, Exception):  # this is reported of the array
+        return
+    for each in stating:
+        stated = value_or_error(_as_zarr_writes, each.nodes[path], store_path)
+        of_group = f"the consolidated metadata of group /{each.group}"
         if isinstance(stated, Exception):
             yield f"{of_group} have it in a way that zarr can't open: {_REMEDY}"
         elif names := differing(own, stated):
@@ -304,9 +327,11 @@ def _stale_metadata(
 
 
 def _as_zarr_writes(document: JSONObject | Broken, store_path: StorePath) -> JSONObject:
-    """Return the metadata in a document of an array in the form that this zarr writes."""
+    """Return an array's metadata as this zarr writes them, or the attributes of a group."""
     if isinstance(document, Broken):
         raise document.error
+    if _kind_of(document) == "group":
+        return {"attributes": document.get("attributes") or {}}
     buffers = array_of(document, store_path).metadata.to_buffer_dict(default_buffer_prototype())
     written: JSONObject = {}
     for name, buffer in buffers.items():
@@ -315,22 +340,27 @@ def _as_zarr_writes(document: JSONObject | Broken, store_path: StorePath) -> JSO
     return written
 
 
-def _unvisited_arrays(
+def _unvisited_nodes(
     store: Store, consolidated: list[_Consolidated], found: set[str]
-) -> Iterator[tuple[str, str]]:
-    """Yield the path of each array that only consolidated metadata name, and the problem, if any.
+) -> Iterator[FoundNode]:
+    """Yield each array or group that only consolidated metadata name, if that is a problem.
 
     It may be a folder that two paths lead to, which is found under one of them.
     """
     for each in consolidated:
-        group, zarr_format, arrays = each
-        name = ".zarray" if zarr_format == 2 else "zarr.json"
-        problem = f"it has no {name}, but the consolidated metadata of group /{group} have it: "
-        # They may be the only ones that are left.
-        problem += f"if it was deleted, {_REMEDY}; if {name} was lost, write it from them first"
-        for path in [path for path in arrays if path not in found]:
+        for path in [path for path in each.nodes if path not in found]:
+            kind = _kind_of(each.nodes[path])
+            name = "zarr.json" if each.zarr_format == 3 else f".z{kind}"
             document = document_at(store, join(path, name))
-            if document is None:
-                yield path, problem
+            if document is not None and kind == "group":
+                continue  # it is compared as the other path
+            if document is not None:
+                problems = list(_stale_metadata(store, path, document, [each]))
             else:
-                yield from ((path, why) for why in _stale_metadata(store, path, document, [each]))
+                of_group = f"the consolidated metadata of group /{each.group}"
+                # They may be the only ones that are left.
+                lost = f"if {name} was lost, write it from them first"
+                deleted = f"it has no {name}, but {of_group} have it: if it was deleted, {_REMEDY}"
+                problems = [f"{deleted}; {lost}"]
+            if problems:
+                yield FoundNode(path, None, problems, kind=kind)

@@ -26,14 +26,23 @@ from numcodecs_bytes._tools.reporting import describe_error
 from numcodecs_bytes._zarr_api.file_systems import is_local, unwrapped
 from numcodecs_bytes._zarr_api.private_names import store_in_wrappers
 
-# Files that references can point into: what they are, their first bytes, and the recipe.
-_REFERABLE = (
-    ("a NetCDF-3 file", (b"CDF",), "How do I read a NetCDF-3 file?"),
-    ("an HDF5 or NetCDF-4 file", (b"\x89HDF",), "How do I read an HDF5 file?"),
-    ("a TIFF file", (b"II*", b"II+", b"MM\0*", b"MM\0+"), "How do I read a multi-page TIFF?"),
-    ("a FITS file", (b"SIMPLE",), "How do I read a FITS image?"),
+
+def _see(recipe: str) -> str:
+    return f'see "{recipe}" in the documentation, docs/recipes.md'
+
+
+# Files of other formats: what they are, their first bytes, and how to open them.
+_OTHER_FILES = (
+    ("a NetCDF-3 file", (b"CDF",), _see("How do I read a NetCDF-3 file?")),
+    ("an HDF5 or NetCDF-4 file", (b"\x89HDF",), _see("How do I read an HDF5 file?")),
+    ("a TIFF file", (b"II*", b"II+", b"MM\0*", b"MM\0+"), _see("How do I read a multi-page TIFF?")),
+    ("a FITS file", (b"SIMPLE",), _see("How do I read a FITS image?")),
+    ("a GRIB file", (b"GRIB",), "open it with xarray and cfgrib, or make references with kerchunk"),
+    ("a NumPy file", (b"\x93NUMPY",), "open it with numpy.load"),
 )
-_REFERABLE_NAME = re.compile(r"[.](nc[34]?|h5|hdf5|tiff?|fits?|fts)$", re.IGNORECASE)
+_NAME_OF_OTHER_FILE = re.compile(
+    r"[.](nc[34]?|h5|hdf5|tiff?|fits?|fts|grib2?|grb2?|npy)$", re.IGNORECASE
+)
 _MAKE_AGAIN = "restore the references, or make them again"
 _WRITABLE = "migrate needs a folder, or a URL that fsspec can write to, with Zarr v2 metadata"
 
@@ -167,7 +176,7 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
     if is_file:
         if not read_only:
             with path.open("rb") as file:
-                _refuse_referable(file.read(NUM_START_BYTES))
+                _refuse_other_format(file.read(NUM_START_BYTES))
             raise ValueError(f"this is a file: {_WRITABLE}")
         return _open_zip(location)
     return zarr.storage.LocalStore(path, read_only=read_only)
@@ -175,8 +184,8 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
 
 def _open_url(url: str, options: JSONObject, *, read_only: bool) -> Store:
     _need("fsspec", "stores")
-    if _REFERABLE_NAME.search(url):  # fsspec takes a file for an empty folder
-        _refuse_referable(_start_of_url(url, options))
+    if _NAME_OF_OTHER_FILE.search(url):  # fsspec takes a file for an empty folder
+        _refuse_other_format(_start_of_url(url, options))
     if url.endswith(".zip") and not url.startswith("zip:"):
         options = {url.partition("://")[0]: options}
         url = f"zip://::{url}"
@@ -235,7 +244,7 @@ def _open_zip(location: str) -> Store:
         start = file.read(NUM_START_BYTES)
     if why := explain_stand_in(start):
         raise ValueError(why)
-    _refuse_referable(start)
+    _refuse_other_format(start)
     if not start or start.startswith(b"PK\5\6"):  # the end of an archive
         what = "zip archive" if start else "file"
         raise ValueError(f"the {what} is empty: expected an archive with zarr.json or .zarray")
@@ -268,15 +277,11 @@ def is_folder_without_metadata(location: str) -> bool:
     return path.is_dir() and not is_node(path) and not any((path / n).exists() for n in names)
 
 
-def _refuse_referable(start: bytes) -> None:
-    """Raise ValueError if a file, given its first bytes, has a format that references describe."""
-    for what, starts, recipe in _REFERABLE:
+def _refuse_other_format(start: bytes) -> None:
+    """Raise ValueError if a file, given its first bytes, has another format."""
+    for what, starts, how in _OTHER_FILES:
         if start.startswith(starts):
-            raise ValueError(f"this is {what}, not Zarr: {_see(recipe)}")
-
-
-def _see(recipe: str) -> str:
-    return f'see "{recipe}" in the documentation, docs/recipes.md'
+            raise ValueError(f"this is {what}, not Zarr: {how}")
 
 
 def _start_of_url(url: str, options: JSONObject) -> bytes:

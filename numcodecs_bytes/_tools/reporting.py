@@ -43,6 +43,7 @@ def describe_failure(error: Exception, *, is_reference: bool = False, is_named: 
 
     `is_named` says that what is meant, or what a reference to it points to, is named beside it.
     """
+    options = "remote_options of the storage options" if is_reference else "storage options"
     if type(error).__name__ == "ReferenceNotReachable" and isinstance(error.__cause__, Exception):
         error = error.__cause__
     status = getattr(error, "status", None)  # of aiohttp
@@ -59,24 +60,24 @@ def describe_failure(error: Exception, *, is_reference: bool = False, is_named: 
         text = explain_error(error)
         if is_named and isinstance(error, OSError) and error.strerror:  # without the path
             text = f"{type(error).__name__}: {error.strerror}"
-        return f"can't be read: {text}{_remedy_for(error)}"
+        return f"can't be read: {text}{_remedy_for(error, options)}"
     what = f"can't be read: the server answers {status} ({responses[status]})"
     if status in (401, 403):
-        return f"{what}: log in, or give credentials in the storage options"
+        return f"{what}: log in, or give credentials in the {options}"
     return f"{what}: try again later" if status in (429, *range(500, 600)) else what
 
 
-def _remedy_for(error: Exception) -> str:
-    """Return what helps after an error of a store, or ""."""
+def _remedy_for(error: Exception, options: str) -> str:
+    """Return what helps after an error of a store that has such options, or ""."""
     if type(error).__name__ == "BadZipFile":
         return ": restore the archive"
     text = str(error)
     if "IcechunkError" in type(error).__name__ and "not found" in text and "virtual" not in text:
         return ": restore the repository, or read an earlier snapshot"
     if type(error).__name__ == "NoCredentialsError":
-        return ": give credentials in the storage options or, if the data are public, anon"
+        return f": give credentials in the {options} or, if the data are public, anon"
     if re.fullmatch("(?i)forbidden|access ?denied", text):  # of an object store
-        return ": log in, or give credentials in the storage options"
+        return f": log in, or give credentials in the {options}"
     number = error.errno if isinstance(error, OSError) else None
     return _OF_SYSTEM.get(number or 0, "")
 
@@ -121,16 +122,16 @@ def value_or_expected_error(
 
 @dataclass
 class ArrayReport:
-    """The findings for an array.
+    """The findings for an array, or for a group that has problems.
 
     Attributes
     ----------
     path : str
         Path of the array in the store.
     data_type : str
-        NumPy's name, or such as "struct of 3 fields"; empty if zarr can't open the array.
+        NumPy's name, or such as "struct of 3 fields"; empty if zarr can't open the array; "group".
     partial_reads : str
-        "yes", or "no: " or "not known: " and the reason.
+        "yes", or "no: " or "not known: " and the reason; empty for a group.
     num_chunks : int
         Number of chunks, or shards of a sharded array, that were checked.
     problems : list of str
@@ -155,7 +156,8 @@ class ArrayReport:
     def format(self, location: str = "") -> str:
         """Return a line for the array, whose store is at a location, and one for each finding."""
         name = f"{location}/{self.path}"
-        lines = [f"{name:32} {self.data_type:16} partial reads: {self.partial_reads}"]
+        partial_reads = self.partial_reads and f" partial reads: {self.partial_reads}"
+        lines = [f"{name:32} {self.data_type:16}{partial_reads}".rstrip()]
         lines += [f"  PROBLEM {problem}" for problem in self.problems]
         if self.num_problems > len(self.problems):
             lines.append(f"  PROBLEM ... and {self.num_problems - len(self.problems)} more")

@@ -25,6 +25,20 @@ def reference_to(store: Any, key: str) -> Any:
     return references_of(store).get(f"{store.path}/{key}".strip("/"))
 
 
+def missing_parquet_files(store: Any, path: str, num_chunks: int) -> list[str]:
+    """Return the files of references to an array's chunks that are missing, of the first 1000.
+
+    Where a file is missing, so seem its chunks; if they all are, it need not exist.
+    """
+    references = references_of(store)
+    if references is None or isinstance(references, dict):
+        return []
+    num_files = min(-(-num_chunks // references.record_size), 1000)
+    field = f"{store.path}/{path}".strip("/")
+    files = [references.url.format(field=field, record=number) for number in range(num_files)]
+    return [file for file in files if not references.fs.exists(file)]
+
+
 def is_inlined(reference: object) -> bool:
     """Whether a reference is the chunk itself."""
     return isinstance(reference, str | bytes)
