@@ -145,8 +145,8 @@ def _why_no_array(location: str) -> str:
     if "://" not in location:
         above = next(filter(is_node, Path(location).absolute().parents), None)
         return why if above is None else f"{why}; the Zarr array or group above it is {above}"
-    advice = "if the server lists no folders, give the URL of an array, or consolidate metadata"
-    return f"{why}; {advice}"
+    unlisted = "if the server lists no folders, give that of an array, or consolidate metadata"
+    return f"{why}; correct the URL or, {unlisted}"
 
 
 def _migrate(options: argparse.Namespace) -> Iterator[Finding]:

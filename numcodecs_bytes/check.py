@@ -152,7 +152,7 @@ def _check_node(
         report.add_problem(f"its metadata {describe_failure(document.error, is_named=False)}")
     elif node.kind == "group":
         report.data_type, report.partial_reads = "group", ""
-        if document is not None and document["zarr_format"] == 3:
+        if document is not None and document["zarr_format"] == 3 and node.has_v2_attributes:
             of_v2 = _v2_document(StorePath(store, node.path), ".zattrs", report)
             _compare_attributes(of_v2, document.get("attributes"), report)
     elif document is not None:

@@ -49,6 +49,7 @@ class FoundNode(NamedTuple):
     problems: list[str]  # with the consolidated metadata
     note: str = ""  # why groups do not show it
     kind: Literal["array", "group"] = "array"
+    has_v2_attributes: bool = False  # a group of either format
 
 
 class _Consolidated(NamedTuple):
@@ -65,6 +66,7 @@ class _Folder(NamedTuple):
     path: str
     arrays: dict[str, JSONObject | Broken]  # by their paths
     group: JSONObject | None = None  # its document and attributes, if it is an intact group
+    has_v2_attributes: bool = False  # a group
     consolidated: _Consolidated | None = None  # it is compared with the nodes below
     zarr_format: int | None = None  # if it is a group
     chunk: str = ""  # a name in it, which looks like that of a chunk, if it has no metadata
@@ -98,7 +100,7 @@ def find_nodes(store: Store) -> Iterator[FoundNode]:
             if kind == "array":
                 paths.add(path)
                 note = _why_not_shown(path, document, groups, no_groups)
-            yield FoundNode(path, document, problems, note, kind)
+            yield FoundNode(path, document, problems, note, kind, folder.has_v2_attributes)
     for node in _unvisited_nodes(store, list(consolidated.values()), {*paths, *groups}):
         lost.pop(node.path, None)
         yield node
@@ -187,11 +189,12 @@ def _group_in(
     broken = [each for each in (consolidated, group) if isinstance(each, Broken)]
     return _Folder(
         path,
-        {path: broken[0]} if broken else {},
-        group if isinstance(group, dict) and not broken else None,
-        consolidated if isinstance(consolidated, _Consolidated) else None,
-        zarr_format,
-        _chunk_in(store, path, names) if zarr_format is None else "",
+        arrays={path: broken[0]} if broken else {},
+        group=group if isinstance(group, dict) and not broken else None,
+        has_v2_attributes=".zattrs" in names,
+        consolidated=consolidated if isinstance(consolidated, _Consolidated) else None,
+        zarr_format=zarr_format,
+        chunk=_chunk_in(store, path, names) if zarr_format is None else "",
     )
 
 
