@@ -94,7 +94,7 @@ def _check(options: argparse.Namespace) -> Iterator[Finding]:
                 unreadable.append({"store": location, "error": reason_of(found)})
                 yield failure(f"can't read {location}", found)
                 continue
-            numbers["array"] += found.data_type != "group"
+            numbers["array"] += found.kind == "array"
             numbers["chunk"] += found.num_chunks
             numbers["problem"] += found.num_problems
             if found.num_problems or not options.only_problems:
@@ -103,7 +103,7 @@ def _check(options: argparse.Namespace) -> Iterator[Finding]:
                 yield Finding(Status.PROBLEMS if found.num_problems else Status.FINE, text)
         if is_empty:
             yield Finding(Status.PROBLEMS, message=_why_no_array(location))
-        elif is_readable and not options.only_problems and (why := _why_no_group(location)):
+        elif is_readable and not options.only_problems and (why := _explain_no_group(location)):
             yield Finding(text=why)
     document: JSONObject = {f"num_{what}s": number for what, number in numbers.items()}
     document |= {"arrays": arrays, "unreadable": unreadable}
@@ -127,7 +127,7 @@ def _reports_on(location: str, options: argparse.Namespace) -> Iterator[ArrayRep
                 yield found
 
 
-def _why_no_group(location: str) -> str:
+def _explain_no_group(location: str) -> str:
     """Return what follows if a local folder is no Zarr node, but holds some; else ""."""
     from numcodecs_bytes._tools.locations import is_folder_without_metadata
 
@@ -177,7 +177,8 @@ def _migrate(options: argparse.Namespace) -> Iterator[Finding]:
     counted = "1 array or group" if len(nodes) == 1 else f"{len(nodes)} arrays and groups"
     sums = ", ".join(f"{number} {status}" for status, number in numbers.items())
     lines = [*map(str, listed), f"{counted}: {sums}"]
-    lines += filter(None, [_why_no_group(options.store)])
+    if why := _explain_no_group(options.store):
+        lines.append(why)
     is_complete = not numbers.get("refused") and "excluded" not in numbers
     if is_complete and not (options.dry_run or options.undo):
         lines.append(

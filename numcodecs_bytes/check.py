@@ -43,7 +43,7 @@ from numcodecs_bytes._tools.arrays import (
     why_not_opened,
 )
 from numcodecs_bytes._tools.check_chunks import check_chunks
-from numcodecs_bytes._tools.documents import Broken, as_json, document_at, join
+from numcodecs_bytes._tools.documents import Broken, Document, as_json, document_at, join
 from numcodecs_bytes._tools.hierarchy import FoundNode, find_nodes
 from numcodecs_bytes._tools.installation import explain_other_codec, explain_wrong_setting
 from numcodecs_bytes._tools.locations import open_store
@@ -83,7 +83,7 @@ def check(
     storage_options: JSONObject | None = None,
     icechunk_ref: dict[str, str] | None = None,
 ) -> Iterator[ArrayReport]:
-    """Check the arrays in a store.
+    """Check the arrays in a store, and the metadata of its groups.
 
     Parameters
     ----------
@@ -123,11 +123,13 @@ def _check_arrays(
     """Yield the report on each array, and each group with problems; raise a bug in the end."""
     bugs: list[Exception] = []
     for node in find_nodes(store):
-        report = ArrayReport(node.path, notes=[node.note] if node.note else [])
+        report = ArrayReport(node.path, node.kind, notes=[node.note] if node.note else [])
+        if node.kind == "group":
+            report.partial_reads = "no: it is a group"
         error = value_or_error(_check_node, store, node, report, limits, progress)
         if error is not None:
             if is_bug(error):
-                error.add_note(f"while checking array /{node.path}")
+                error.add_note(f"while checking {node.kind} /{node.path}")
                 bugs.append(error)
                 continue
             report.add_problem(f"it can't be checked: {describe_error(error)}")
@@ -150,11 +152,8 @@ def _check_node(
     document = node.document
     if isinstance(document, Broken):
         report.add_problem(f"its metadata {describe_failure(document.error, is_named=False)}")
-    elif node.kind == "group":
-        report.data_type, report.partial_reads = "group", ""
-        if document is not None and document["zarr_format"] == 3 and node.has_v2_attributes:
-            of_v2 = _v2_document(StorePath(store, node.path), ".zattrs", report)
-            _compare_attributes(of_v2, document.get("attributes"), report)
+    elif document is not None and node.kind == "group":
+        _compare_attributes(node.attributes_of_v2, document.get("attributes"), report)
     elif document is not None:
         _check_array(StorePath(store, node.path), document, report, limits, progress)
 
@@ -267,7 +266,7 @@ def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayR
     if old is None:
         return
     of_v2 = _v2_document(store_path, ".zattrs", report)
-    _compare_attributes(of_v2, document.get("attributes", {}), report)
+    _compare_attributes(of_v2, document.get("attributes"), report)
     unknown_codec = (numcodecs.errors.UnknownCodecError, zarr.errors.UnknownCodecError)
     opened = value_or_error(ArrayV2Metadata.from_dict, old)
     if isinstance(opened, Exception) and not isinstance(opened, unknown_codec):
@@ -282,9 +281,10 @@ def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayR
         report.add_problem(f".zarray and zarr.json disagree: {disagreement}; {_DISAGREE}")
 
 
-def _compare_attributes(of_v2: JSONObject | None, of_v3: object, report: ArrayReport) -> None:
+def _compare_attributes(of_v2: Document, of_v3: object, report: ArrayReport) -> None:
     """Report attributes that differ in both formats, but those that xarray expects to differ."""
-    if of_v2 is None or not isinstance(of_v3, dict):
+    of_v3 = of_v3 or {}
+    if not isinstance(of_v2, dict) or not isinstance(of_v3, dict):
         return
     names = {**of_v2, **of_v3}.keys() - {"_ARRAY_DIMENSIONS", "_FillValue", "missing_value"}
     for name in sorted(names):

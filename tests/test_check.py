@@ -886,7 +886,7 @@ class TestChunks:
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         (problem,) = report.problems
-        assert "it states that it holds 2147483647 elements, expected 1 (if the met" in problem
+        assert "it states that it holds 2147483647 elements, expected 1: if the met" in problem
         assert peak < 2**26
 
     @pytest.mark.parametrize(
@@ -986,7 +986,7 @@ class TestChunks:
         shutil.copy(tmp_path / "b/c/0", tmp_path / "a/c/0")
         (problem,) = check(tmp_path / "a")[""].problems
         assert (
-            "its index is at the start: write nothing to the shard yet; other shards can be read"
+            "its index is at the start (write nothing to it until that is corrected); other shards"
             in problem
         )
 
@@ -1017,8 +1017,45 @@ class TestChunks:
         for stored, is_padded in ((np.ones(2, dtype), False), (np.ones(3, dtype), None)):
             chunk.write_bytes(compress(stored.tobytes()))
             (problem,) = check(tmp_path)[""].problems
+            assert "once decoded, it holds" in problem
             advice = "elements inside the array, of shape (2,), keep it, and pad it along each axis"
             assert (advice in problem) == (is_padded is False)
+
+    def test_what_only_seems_to_lack_padding(self, tmp_path):
+        """Inner chunks, parts of elements, web pages, and chunks of another shape."""
+        settings = {"shape": 10, "chunks": 4, "dtype": "f4"}
+        plain = settings | {"compressors": None}
+        sharded = {"shape": (16, 18), "shards": (16, 16), "chunks": (8, 8), "dtype": "u1"}
+        encoded = settings | {"compressors": zarr.codecs.GzipCodec()}
+        for name, given in (
+            ("page", plain),
+            ("other", encoded),
+            ("odd", encoded),
+            ("sharded", sharded | {"compressors": zarr.codecs.GzipCodec()}),
+        ):
+            zarr.create_array(tmp_path / name, **given)[...] = 1
+        (tmp_path / "page/c/2").write_bytes(b"<html>  ")
+        (tmp_path / "odd/c/2").write_bytes(gzip.compress(bytes(9)))
+        for i in range(3):
+            (tmp_path / f"other/c/{i}").write_bytes(gzip.compress(bytes(8)))
+        document = json.loads((tmp_path / "sharded/zarr.json").read_text())
+        document["codecs"][0]["configuration"]["chunk_shape"] = [8, 4]
+        (tmp_path / "sharded/zarr.json").write_text(json.dumps(document))
+        found = check(tmp_path)
+        assert not any("pad it" in str(report) for report in found.values())
+        assert "it is a web page" in str(found["page"])
+        assert found["other"].num_problems == 1
+
+    def test_converted_chunks_without_padding(self, tmp_path):
+        """Those four times too long were to be padded."""
+        codec = {"dtype": "<f8", "astype": "|u1", "scale": 1, "offset": 0}
+        filters = [zarr.codecs.numcodecs.FixedScaleOffset(**codec)]
+        settings = {"shape": 10, "chunks": 4, "dtype": "f8", "compressors": None}
+        zarr.create_array(tmp_path, filters=filters, **settings)[...] = 1
+        for num_bytes in (2, 16):
+            (tmp_path / "c/2").write_bytes(bytes(num_bytes))
+            (problem,) = check(tmp_path)[""].problems
+            assert ("pad it" in problem) == (num_bytes == 2)
 
     def test_one_compressed_chunk_beside_one_with_invalid_bools(self, tmp_path):
         """To add a codec was advised, with which the other one could not be read."""
@@ -1083,8 +1120,8 @@ class TestChunks:
         for problem in check(tmp_path / "a")[""].problems:
             assert problem.endswith(
                 "holds 32 bytes, expected 64: if another program wrote only the elements inside "
-                "the array, of shape (2, 4), keep it, and pad it along each axis to (4, 4); if it "
-                "is truncated, restore or rewrite it"
+                "the array, of shape (2, 4), keep it, and pad it along each axis to (4, 4); "
+                "otherwise, restore or rewrite it"
             )
         # To pad it was advised, which gave wrong values.
         zarr.create_array(tmp_path / "b", shape=(8, 6), **settings)[...] = 1
@@ -1164,7 +1201,8 @@ class TestChunks:
             zarr.open_array(tmp_path)[:] = 1
         configuration["index_location"] = wrong
         (tmp_path / "zarr.json").write_text(json.dumps(document))
-        where = f"its index is at the {location}: write nothing to the shard yet; if other shards"
+        until = "(write nothing to it until that is corrected); if other shards can be read, it was"
+        where = f"its index is at the {location} {until} written by another program: restore it"
         (problem,) = check(tmp_path)[""].problems
         assert problem.startswith(f"chunk c/0 can't be read: {where}")
         assert f'otherwise, write "index_location": "{location}" in the configuration' in problem
@@ -1385,8 +1423,9 @@ class TestConsolidatedMetadata:
             migrate(root)
             zarr.open_group(root, use_consolidated=False, zarr_format=3).attrs["a"] = "new"
         else:
+            (root / ".zgroup").write_text('{"zarr_format": 2}')
             (root / ".zattrs").write_text('{"a": "old"}')
-        found = [report for report in checks.check(root) if report.data_type == "group"]
+        found = [report for report in checks.check(root) if report.kind == "group"]
         ((path, problems),) = [(report.path, report.problems) for report in found]
         new, old = ("'new'", "missing") if is_v2 else ("missing", "'old'")
         disagree = f".zattrs and zarr.json disagree: attribute a is {old} in .zattrs, {new} in"
@@ -1437,6 +1476,36 @@ class TestConsolidatedMetadata:
         assert problems.pop("a") == [f"the consolidated metadata of group / {why}: {again}"]
         assert not any(problems.values())
 
+    def test_a_group_that_is_stated_to_be_an_array(self, group):
+        group.create_group("old")
+        zarr.consolidate_metadata(group.store, zarr_format=group.metadata.zarr_format)
+        shutil.rmtree(group.store.root / "old")
+        settings = {"shape": 8, "dtype": "f8", "zarr_format": group.metadata.zarr_format}
+        zarr.create_array(group.store, name="old", **settings)
+        (problem,) = check(group.store)["old"].problems
+        assert "the consolidated metadata of group / take it for a group: consolidate" in problem
+
+    def test_those_of_groups_that_links_lead_to(self, group):
+        """They passed."""
+        is_v2 = group.metadata.zarr_format == 2
+        (group.store.root / "link").symlink_to("below", target_is_directory=True)
+        zarr.consolidate_metadata(group.store, zarr_format=group.metadata.zarr_format)
+        assert not any(report.problems for report in checks.check(group.store))
+        file = group.store.root / (".zmetadata" if is_v2 else "zarr.json")
+        document = json.loads(file.read_text())
+        nodes = (document if is_v2 else document["consolidated_metadata"])["metadata"]
+        if is_v2:
+            nodes["link/.zattrs"] = {"title": "old"}
+        else:
+            nodes["link"]["attributes"] = {"title": "old"}
+        file.write_text(json.dumps(document))
+        assert "differ in attributes" in str(check(group.store)["link"])
+
+    def test_a_group_without_a_format(self, tmp_path):
+        """zarr opens it, and it was a bug here."""
+        (tmp_path / "zarr.json").write_text('{"node_type": "group"}')
+        assert check(tmp_path) == {}
+
     def test_those_of_groups(self, group):
         """Groups with other attributes, new and deleted ones passed."""
         is_v2 = group.metadata.zarr_format == 2
@@ -1462,7 +1531,7 @@ class TestConsolidatedMetadata:
             "old": deleted,
             "below/old": deleted,
         }
-        reports = [report for report in checks.check(group.store) if report.data_type == "group"]
+        reports = [report for report in checks.check(group.store) if report.kind == "group"]
         assert {report.path: report.problems for report in reports} == expected
         assert not any("partial reads" in str(report) for report in reports)
         if is_v2:  # only those of Zarr v2 have the attributes of the group itself

@@ -89,6 +89,8 @@ _OF_INNER = (
 class LengthError(ValueError):
     """A chunk has the wrong length."""
 
+    num_elements: int | None = None  # how many elements it holds, unless it ends within one
+
 
 class Advice(NamedTuple):
     """What may be wrong with a chunk, and what to do, which other chunks of its array may tell."""
@@ -98,7 +100,10 @@ class Advice(NamedTuple):
     if_none: str = ""  # if none can
     what: str = ""  # what is wrong in any case
 
-    def given(self, *, others_can_be_read: bool | None = None) -> str:
+    def __str__(self) -> str:
+        return self.given(others_can_be_read=None)
+
+    def given(self, *, others_can_be_read: bool | None) -> str:
         """Return the text for what is known of other chunks."""
         text = self.text
         if others_can_be_read is not None:
@@ -152,31 +157,29 @@ class SuspectChunk(NamedTuple):
 
     def explain_start(self) -> Advice | None:
         """Return what a chunk seems to be, given its first bytes, and what to do, if known."""
-        if why := explain_stand_in(self.start):
-            return Advice(why)
-        if not (codec := self._compressor()):
-            return None
+        codec = self._compressor()
         name = codec if codec in _OF_ZARR_V3 else f"numcodecs.{codec}"
         of_v3 = json.dumps({"name": name, "configuration": _OF_ZARR_V3.get(codec, {})})
-        return advise(
-            f"it seems to be compressed by {codec}: keep it",
-            "it was written by another program: decompress or restore it",
+        return self._explain_start(
             f"add that codec to the metadata, in zarr.json as {of_v3} after the codec "
-            f'"bytes", or in .zarray as "compressor": {{"id": "{codec}"}}',
+            f'"bytes", or in .zarray as "compressor": {{"id": "{codec}"}}'
         )
 
     def explain_inner(self) -> Advice | None:
         """Return what an inner chunk of a shard seems to be, and what to do, if known."""
+        return self._explain_start(
+            "add that codec to the metadata, in a shard to the `codecs` in the configuration of "
+            "sharding_indexed"
+        )
+
+    def _explain_start(self, add_codec: str) -> Advice | None:
         if why := explain_stand_in(self.start):
             return Advice(why)
         if not (codec := self._compressor()):
             return None
-        return advise(
-            f"it seems to be compressed by {codec}: keep it",
-            "restore it",
-            "add that codec to the metadata, in a shard to the `codecs` in the configuration of "
-            "sharding_indexed",
-        )
+        seems = f"it seems to be compressed by {codec}: keep it"
+        by_another = "it was written by another program: decompress or restore it"
+        return advise(seems, by_another, add_codec)
 
     def explain_encoding(self, codecs: Iterable[str]) -> Advice | None:
         """Return how a chunk seems to be encoded if not by these codecs, and what to do."""
@@ -244,10 +247,13 @@ def check_length(  # noqa: PLR0913 # what the message says
         advice = wrong.explain()
         if may_be_inner:
             advice = wrong.explain_inner() or Advice(f"{_PAD if are_rows else ''}{_OF_INNER}")
-        raise LengthError(
+        error = LengthError(
             f"{name} holds {num_bytes} bytes, expected {expected} for shape {shape} of {dtype}; "
-            f"{advice.given()}{FIND_OTHERS}"
+            f"{advice}{FIND_OTHERS}"
         )
+        if not num_bytes % max(stored.itemsize, 1):
+            error.num_elements = num_bytes // max(stored.itemsize, 1)
+        raise error
 
 
 def explain_stand_in(start: bytes) -> str:

@@ -120,9 +120,10 @@ async def _advise_on_shard(
     elif _is_of_data(error, doing) or (doing == "reading" and _is_of_codec(error)):
         advice = None if shard is None else await explain_shard(shard, layout)
         if not isinstance(error, LengthError):
-            add_note(error, (advice or REMEDY._replace(what="a shard may be damaged")).given())
+            add_note(error, str(advice or REMEDY._replace(what="a shard may be damaged")))
         elif advice is not None:  # the error says what to do with a damaged one
-            add_note(error, advice.what if advice.text == REMEDY.text else advice.given())
+            is_damaged = advice._replace(what="") == REMEDY
+            add_note(error, advice.what if is_damaged else str(advice))
 
 
 def _is_of_data(error: Exception, doing: Doing) -> bool:

@@ -77,7 +77,7 @@ async def explain_shard(shard: StorePath, layout: object) -> Advice | None:
         return advice
     location = "end" if layout.is_index_first else "start"
     return advise(
-        f"its index is at the {location}: write nothing to the shard yet",
+        f"its index is at the {location} (write nothing to it until that is corrected)",
         "it was written by another program: restore it",
         f'write "index_location": "{location}" in the configuration of sharding_indexed in the '
         "metadata",

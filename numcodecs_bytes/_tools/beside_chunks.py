@@ -7,11 +7,10 @@ import sys
 
 from zarr.types import AnyArray
 
-from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._tools.documents import join, local_path
-from numcodecs_bytes._tools.reporting import ArrayReport, Limits
+from numcodecs_bytes._tools.reporting import ArrayReport, Limits, value_or_expected_error
 from numcodecs_bytes._tools.stored_chunks import LEFTOVER, MAX_UNLISTED, Listed, chunks_at
-from numcodecs_bytes._zarr_api.file_systems import missing_parquet_files
+from numcodecs_bytes._zarr_api.file_systems import missing_parquet_file
 from numcodecs_bytes._zarr_api.names import plural
 
 
@@ -42,9 +41,9 @@ def report_listing(
         report.notes.append(f"{tried}, because the store does not list its chunks")
     if num_chunks + num_misnamed < num_tried == num_in_all:
         missing = "others were not found" if errors else "missing ones are read as the fill value"
-        lacking = value_or_error(missing_parquet_files, array.store, array.path, num_in_all)
-        if isinstance(lacking, list) and lacking:
-            missing += f"; {lacking[0]} does not exist: if it was lost, restore it"
+        file = value_or_expected_error(missing_parquet_file, array.store, array.path, num_in_all)
+        if isinstance(file, str) and file:
+            missing += f"; {file} does not exist: if it was lost, restore it"
         report.notes.append(f"{num_chunks} of {num_in_all} chunks are present; the {missing}")
     if others:
         files, names = plural(len(others), "file"), ", ".join(others[:3])

@@ -29,7 +29,7 @@ from numcodecs_bytes._sources.stores import kind_of_reference, start_of
 from numcodecs_bytes._tools.arrays import Grid, layout_of
 from numcodecs_bytes._tools.reporting import ArrayReport, describe_error, describe_failure
 from numcodecs_bytes._tools.stored_chunks import ChunkCoords, StoredChunk
-from numcodecs_bytes._zarr_api.file_systems import target_of_chunk
+from numcodecs_bytes._zarr_api.file_systems import references_of, target_of_chunk
 from numcodecs_bytes._zarr_api.names import reference_of
 
 # By the length of an element in bytes.
@@ -85,6 +85,7 @@ class FoundChunks:
     wrong: list[tuple[StoredChunk, Problem]] = field(default_factory=list)  # the first ten
     num_wrong: int = 0
     num_unreadable: int = 0
+    num_unreadable_inside: int = 0  # those that are not at the edge of the array
     has_padding: bool = False  # whether a chunk at the edge of the array has its full length
 
     def add(self, chunk: StoredChunk, problem: Problem | None, *, is_at_edge: bool) -> None:
@@ -97,21 +98,28 @@ class FoundChunks:
             return
         self.num_wrong += 1
         self.num_unreadable += not problem.is_readable
+        self.num_unreadable_inside += not (problem.is_readable or is_at_edge)
         if len(self.wrong) < 10:
             self.wrong.append((chunk, problem))
         if len(self.kinds) < 2:
-            advice = problem.advice.given() if problem.advice else ""
-            self.kinds.add(f"{problem.what}{advice}" if problem.expected is None else "")
+            kind = f"{problem.what}{problem.advice}" if problem.expected is None else ""
+            self.kinds.add(kind)
 
     @property
     def others_can_be_read(self) -> bool | None:
-        """Whether others can be read than those that can't; None if that says nothing about these.
+        """Whether other chunks can be read than those that can't.
 
-        If none can, for several reasons, each may be damaged in its own way.
+        None if that is not known, or none can for several reasons: each may be damaged in its way.
         """
         if self.num_unreadable < self.lengths.total():
             return True
         return False if self.num_unreadable > 1 and len(self.kinds) == 1 else None
+
+    @property
+    def may_lack_padding(self) -> bool:
+        """Whether chunks at the edge may be wrong for another reason than those inside, if any."""
+        is_of_edge = self.others_can_be_read is not False or not self.num_unreadable_inside
+        return is_of_edge and not self.has_padding
 
 
 def report_wrong_chunks(checked: CheckedArray, report: ArrayReport, found: FoundChunks) -> None:
@@ -135,46 +143,49 @@ def report_wrong_chunks(checked: CheckedArray, report: ArrayReport, found: Found
 
 def _advise(checked: CheckedArray, chunk: StoredChunk, problem: Problem, found: FoundChunks) -> str:
     """Return what to do with a chunk, after a colon; or ""."""
-    why = "" if found.has_padding else _why_not_padded(checked, chunk, problem.num_elements)
-    if why:
-        return f": {why}"
+    others = found.others_can_be_read
     if problem.expected is not None:
-        return f": {_advise_on_length(checked, chunk, problem.expected, found)}"
-    if problem.advice is None:
-        return ""
-    return f": {problem.advice.given(others_can_be_read=found.others_can_be_read)}"
+        return f": {_advise_on_length(checked, chunk, problem, found)}"
+    if found.may_lack_padding and (why := _why_not_padded(checked, chunk, problem)):
+        return f": {why}"
+    advice = problem.advice and problem.advice.given(others_can_be_read=others)
+    return f": {advice}" if advice else ""
 
 
 def _advise_on_length(
-    checked: CheckedArray, chunk: StoredChunk, expected: int, found: FoundChunks
+    checked: CheckedArray, chunk: StoredChunk, problem: Problem, found: FoundChunks
 ) -> str:
     """Return what may be wrong with a chunk of the wrong length, and what to do."""
     store, num_bytes, others = checked.array.store, chunk.num_bytes or 0, found.others_can_be_read
     # A pipe has 0 bytes: reading it might never end.
     start = sync(start_of(StorePath(store, chunk.key), num_bytes)) if num_bytes else b""
-    suspect = SuspectChunk(num_bytes, expected, start, kind_of_reference(store, chunk.key))
+    reference, expected = kind_of_reference(store, chunk.key), problem.expected or 0
+    suspect = SuspectChunk(num_bytes, expected, start, reference)
+    if advice := suspect.explain_start():
+        return advice.given(others_can_be_read=others)
+    if found.may_lack_padding and (why := _why_not_padded(checked, chunk, problem)):
+        return why
     dtypes = ""
-    if checked.item_size is not None and not suspect.explain_start():
+    if checked.item_size is not None:
         dtypes, num_alike = _dtypes_of_length(checked.array, num_bytes), found.lengths[num_bytes]
-        if others and num_alike > 1 and num_bytes and not suspect.reference:
+        if others and num_alike > 1 and num_bytes and not reference:
             may_be_intact = f"{num_alike} chunks have that length, and may be intact{dtypes}"
             return f"{may_be_intact}: keep them, and convert or restore them"
-    is_short = num_bytes < expected and not dtypes
-    if others is False and not suspect.explain_start() and (len(found.lengths) > 1 or is_short):
+    if others is False and (len(found.lengths) > 1 or (num_bytes < expected and not dtypes)):
         others = None  # each may be damaged in its own way
     return suspect.explain().given(others_can_be_read=others) + (dtypes if others is False else "")
 
 
-def _why_not_padded(checked: CheckedArray, chunk: StoredChunk, num_elements: int | None) -> str:
+def _why_not_padded(checked: CheckedArray, chunk: StoredChunk, problem: Problem) -> str:
     """Return what to do with a chunk that holds just the elements inside the array, or ""."""
     grid, coords = checked.grid, chunk.chunk_coords
     shape = grid.chunk_shape(coords)
     inside = tuple(s.stop - s.start for s in grid.region(coords, coords))
-    if inside == shape or num_elements != math.prod(inside):
+    if inside == shape or problem.num_elements != math.prod(inside):
         return ""
     return (
         f"if another program wrote only the elements inside the array, of shape {inside}, keep it, "
-        f"and pad it along each axis to {shape}; if it is truncated, restore or rewrite it"
+        f"and pad it along each axis to {shape}; otherwise, restore or rewrite it"
     )
 
 
@@ -196,9 +207,9 @@ def problem_with_length(
 
     Without an expected length, it is that of its elements, or any but 0 if they are encoded.
     """
-    num_bytes, item_size = chunk.num_bytes, checked.item_size
-    if num_bytes is None:
-        return Problem(describe_chunk(checked.array.store, chunk.key, chunk.error or OSError()))
+    num_bytes, item_size = chunk.num_bytes or 0, checked.item_size
+    if chunk.error is not None:
+        return Problem(describe_chunk(checked.array.store, chunk.key, chunk.error))
     if expected is None and item_size is None:
         return None if num_bytes else Problem("holds 0 bytes", expected=0)
     if expected is None:
@@ -228,19 +239,39 @@ async def problem_with_decoding(
     checked: CheckedArray, chunk: StoredChunk, error: Exception
 ) -> Problem:
     """Return the problem with a chunk that can't be decoded."""
-    stored = StorePath(checked.array.store, chunk.key)
+    stored, is_sharded = StorePath(checked.array.store, chunk.key), checked.grid.is_sharded
     start = await start_of(stored)
     if not start:  # the error is the store's
-        is_reference = bool(kind_of_reference(stored.store, stored.path))
-        return Problem(describe_failure(error, is_reference=is_reference))
-    if checked.grid.is_sharded:
+        return Problem(_describe_failure(stored.store, stored.path, error))
+    if why := explain_stand_in(start):
+        return Problem("can't be read", Advice(why))
+    if is_sharded:
         layout = value_or_error(layout_of, checked.array, chunk.chunk_coords)
         advice = await explain_shard(stored, layout)
     else:
         advice = _explain_encoding(checked, chunk, start)
-    advice = advice or _explain_decoding(error, start, is_sharded=checked.grid.is_sharded)
-    num_elements = _num_decoded(error, checked.array.dtype.itemsize)
-    return Problem("can't be read", advice, num_elements=num_elements)
+    if advice is not None:
+        return Problem("can't be read", advice)
+    if isinstance(error, EndianError) and is_sharded:
+        return Problem(f"can't be read: {NO_INDEX_ENDIAN}")
+    text = describe_error(error).removesuffix(FIND_OTHERS)
+    it = "an inner chunk" if is_sharded else "once decoded, it"
+    for pattern, in_words in _IN_WORDS:
+        text = re.sub(pattern, in_words.format(it=it), text)
+    if is_sharded and isinstance(error, LengthError):  # it says what to do
+        return Problem(f"can't be read: {text}")
+    if is_sharded:
+        return Problem(f"can't be read: {text} (the shard may be damaged)", REMEDY)
+    what = f"can't be read: {text.partition('; ')[0] if isinstance(error, LengthError) else text}"
+    return Problem(what, Advice(CORRECT_OR_RESTORE), num_elements=_num_decoded(error))
+
+
+def _num_decoded(error: Exception) -> int | None:
+    """Return how many elements a chunk was decoded to, if an error says so."""
+    if isinstance(error, LengthError):
+        return error.num_elements
+    in_text = re.search(r"(?:reshape array of size|states that it holds) (\d+) ", str(error))
+    return None if in_text is None else int(in_text[1])
 
 
 def _explain_encoding(checked: CheckedArray, chunk: StoredChunk, start: bytes) -> Advice | None:
@@ -249,34 +280,6 @@ def _explain_encoding(checked: CheckedArray, chunk: StoredChunk, start: bytes) -
     num_decoded = -1 if dtype.hasobject else math.prod(shape) * dtype.itemsize
     suspect = SuspectChunk(chunk.num_bytes or 0, num_decoded, start)
     return suspect.explain_encoding(checked.codecs)
-
-
-def _explain_decoding(error: Exception, start: bytes, *, is_sharded: bool) -> Advice:
-    """Return why a chunk was not decoded, given its first bytes, and what to do."""
-    if why := explain_stand_in(start):
-        return Advice(why)
-    if isinstance(error, EndianError) and is_sharded:
-        return Advice(NO_INDEX_ENDIAN)
-    text = describe_error(error).removesuffix(FIND_OTHERS)
-    it = "an inner chunk" if is_sharded else "once decoded, it"
-    for pattern, in_words in _IN_WORDS:
-        text = re.sub(pattern, in_words.format(it=it), text)
-    if is_sharded and isinstance(error, LengthError):
-        return Advice(text)
-    if is_sharded:
-        return REMEDY._replace(what=f"{text} (the shard may be damaged)")
-    if isinstance(error, LengthError):  # its advice is for shards, too
-        text = text.partition("; ")[0]
-    return Advice(f"{text} ({CORRECT_OR_RESTORE})")
-
-
-def _num_decoded(error: Exception, item_size: int) -> int | None:
-    """Return how many elements a chunk was decoded to, if an error says so."""
-    in_text = re.search(r"holds (\d+) bytes|reshape array of size (\d+) into", str(error))
-    if in_text is None:
-        return None
-    num_bytes, num_elements = in_text.groups()
-    return int(num_elements or num_bytes) // (1 if num_elements else item_size)
 
 
 def describe_chunk(store: Store, key: str, error: Exception) -> str:
@@ -288,7 +291,7 @@ def describe_chunk(store: Store, key: str, error: Exception) -> str:
         if is_relative and isinstance(error, FileNotFoundError):
             what = f"{file} is missing: it is relative to the current folder, {Path.cwd()}"
             return f"can't be read: {what}: run this in another one, or refer to its absolute path"
-        return describe_failure(error, is_reference=True)
+        return _describe_failure(store, key, error)
     if isinstance(error, IsADirectoryError):
         what = "is a folder, so zarr reads the fill value"
         return f"{what}: move it away, or correct the separator"
@@ -299,3 +302,11 @@ def describe_chunk(store: Store, key: str, error: Exception) -> str:
     if isinstance(store, ZipStore):
         return f"{described.removesuffix(_ARCHIVE)}{_ARCHIVE}"
     return described
+
+
+def _describe_failure(store: Store, key: str, error: Exception) -> str:
+    """Describe the error with which a store, or what a reference points to, returns no chunk."""
+    has_references = references_of(store) is not None
+    options = "remote_options of the storage options" if has_references else "storage options"
+    is_reference = bool(kind_of_reference(store, key))
+    return describe_failure(error, is_reference=is_reference, options=options)

@@ -6,7 +6,7 @@ By these, zarr opens an array from a group.
 import copy
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -21,6 +21,7 @@ from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._tools.arrays import array_of
 from numcodecs_bytes._tools.documents import (
     METADATA,
+    METADATA_NAMES,
     Broken,
     Document,
     differing,
@@ -38,18 +39,30 @@ from numcodecs_bytes._tools.reporting import describe_error, value_or_expected_e
 _CHUNK = re.compile(r"c|(c\.)?[0-9]+(\.[0-9]+)*")
 
 _BY_PATH = "open it by its path"
+_NAMES = {"array": "an array", "group": "a group"}
 _REMEDY = "consolidate them again, with zarr.consolidate_metadata"
+
+
+Kind = Literal["array", "group"]
+
+
+class _Node(NamedTuple):
+    """The metadata of an array or a group; or of a folder that may be one, if they are broken."""
+
+    kind: Kind
+    zarr_format: object
+    document: JSONObject | Broken  # consolidated ones, and those of Zarr v2 groups, have attributes
 
 
 class FoundNode(NamedTuple):
     """An array or a group; or a folder that may be one, if its metadata are broken."""
 
     path: str
+    kind: Kind
     document: Document  # None if only consolidated metadata have it
     problems: list[str]  # with the consolidated metadata
-    note: str = ""  # why groups do not show it
-    kind: Literal["array", "group"] = "array"
-    has_v2_attributes: bool = False  # a group of either format
+    note: str = ""  # why groups do not show an array
+    attributes_of_v2: Document = None  # those of a group of Zarr v3 that is one of Zarr v2, too
 
 
 class _Consolidated(NamedTuple):
@@ -57,18 +70,16 @@ class _Consolidated(NamedTuple):
 
     group: str  # the path of the group
     zarr_format: int
-    nodes: dict[str, JSONObject | Broken]  # by their paths; those of Zarr v2 have their attributes
+    nodes: dict[str, _Node]  # by their paths
 
 
 class _Folder(NamedTuple):
     """What is found in a folder."""
 
     path: str
-    arrays: dict[str, JSONObject | Broken]  # by their paths
-    group: JSONObject | None = None  # its document and attributes, if it is an intact group
-    has_v2_attributes: bool = False  # a group
+    nodes: dict[str, _Node]  # by their paths
     consolidated: _Consolidated | None = None  # it is compared with the nodes below
-    zarr_format: int | None = None  # if it is a group
+    attributes_of_v2: Document = None  # as in `FoundNode`
     chunk: str = ""  # a name in it, which looks like that of a chunk, if it has no metadata
 
 
@@ -78,51 +89,40 @@ def find_nodes(store: Store) -> Iterator[FoundNode]:
     Raises the store's error if its root can't be read.
     """
     consolidated: dict[str, _Consolidated] = {}  # by the paths of the groups
-    groups: dict[str, int] = {}  # their formats
+    groups: dict[str, object] = {}  # their formats
     paths: set[str] = set()
     lost: dict[str, str] = {}  # the name of a chunk in each folder that may have been an array
     no_groups: set[str] = set()  # folders below groups that have no metadata
     for folder in walk(store, partial(_visit, store)):
-        if folder.zarr_format is not None:
-            groups[folder.path] = folder.zarr_format
-        elif not folder.arrays and not groups.keys().isdisjoint(groups_above(folder.path)):
+        if folder.consolidated is not None:
+            consolidated[folder.consolidated.group] = folder.consolidated
+        if not folder.nodes and not groups.keys().isdisjoint(groups_above(folder.path)):
             no_groups.add(folder.path)
         if folder.chunk and next(groups_above(folder.path), None) in groups:
             lost[folder.path] = folder.chunk
-        if folder.consolidated is not None:
-            consolidated[folder.consolidated.group] = folder.consolidated
-        nodes = folder.arrays if folder.group is None else {folder.path: folder.group}
-        for path, document in nodes.items():
-            kind = _kind_of(document)
-            above = [consolidated[g] for g in (path, *groups_above(path)) if g in consolidated]
-            problems = list(_stale_metadata(store, path, document, list(reversed(above))))
+        for path, node in folder.nodes.items():
             note = ""
-            if kind == "array":
+            if node.kind == "group":
+                groups[path] = node.zarr_format
+            else:
                 paths.add(path)
-                note = _why_not_shown(path, document, groups, no_groups)
-            yield FoundNode(path, document, problems, note, kind, folder.has_v2_attributes)
-    for node in _unvisited_nodes(store, list(consolidated.values()), {*paths, *groups}):
-        lost.pop(node.path, None)
-        yield node
+                note = _why_not_shown(path, node, groups, no_groups)
+            above = [consolidated[g] for g in (path, *groups_above(path)) if g in consolidated]
+            problems = list(_stale_metadata(store, path, node, list(reversed(above))))
+            yield FoundNode(path, node.kind, node.document, problems, note, folder.attributes_of_v2)
+    for unvisited in _unvisited_nodes(store, list(consolidated.values()), {*paths, *groups}):
+        lost.pop(unvisited.path, None)
+        yield unvisited
     above_others = {group for path in (*paths, *groups) for group in groups_above(path)}
     for path in [path for path in lost if path not in above_others]:
         problem = f"it holds {lost[path]}, as an array holds chunks, but no zarr.json or .zarray"
-        yield FoundNode(path, None, [f"{problem}: if it was one, restore that"])
+        yield FoundNode(path, "array", None, [f"{problem}: if it was one, restore that"])
 
 
-def _kind_of(document: JSONObject | Broken) -> Literal["array", "group"]:
-    """Return the kind of a node; those of Zarr v2 that are groups have been given a node type."""
-    is_group = isinstance(document, dict) and document.get("node_type") == "group"
-    return "group" if is_group else "array"
-
-
-def _why_not_shown(
-    path: str, document: JSONObject | Broken, groups: dict[str, int], no_groups: set[str]
-) -> str:
+def _why_not_shown(path: str, array: _Node, groups: dict[str, object], no_groups: set[str]) -> str:
     """Return why groups do not show an array, or ""; of a folder that is no group, once."""
     above = list(groups_above(path))
-    is_v2 = isinstance(document, dict) and document.get("zarr_format") == 2
-    if is_v2 and any(groups.get(each) == 3 for each in above):
+    if array.zarr_format == 2 and any(groups.get(each) == 3 for each in above):
         return f"it is of Zarr v2, which a Zarr v3 group above it does not show: {_BY_PATH}"
     unshown = [each for each in above if each in no_groups]
     no_groups.difference_update(unshown)
@@ -137,25 +137,26 @@ def _visit(store: Store, path: str) -> tuple[_Folder, list[str]]:
     if broken := _why_no_path(store, path):  # zip archives may hold such paths
         return _Folder(path, {path: broken}), []
     document, node_type = _node_at(store, path)
+    as_array = {} if document is None else {path: _array_of(document)}
     if document is not None and node_type == "array":
-        return _Folder(path, {path: document}), []
+        return _Folder(path, as_array), []
     listed = value_or_expected_error(names_in, store, path)
     names = [] if isinstance(listed, Exception) else listed
     if isinstance(listed, Exception):
         if path:
-            return _Folder(path, {path: Broken(listed)}), []
+            return _Folder(path, {path: _array_of(Broken(listed))}), []
         if isinstance(document, Broken) and not isinstance(document.error, ValueError):
             raise listed
     if document is not None and node_type != "group":
         # It may be an array: do not search its chunks for arrays.
         others = [name for name in names if name != "c" and not name[0].isdigit()]
         others = [name for name in others if not METADATA.fullmatch(name)]
-        return _Folder(path, {path: document}), others
+        return _Folder(path, as_array), others
     consolidated = _consolidated_in(store, path, document, names)
     if isinstance(consolidated, _Consolidated) and not names:  # web servers do not list folders
         stated = consolidated.nodes.items()
-        arrays = {name: each for name, each in stated if _kind_of(each) == "array"}
-        return _Folder(path, {n: _why_no_path(store, n) or each for n, each in arrays.items()}), []
+        arrays = {name: node for name, node in stated if node.kind == "array"}
+        return _Folder(path, {n: _why_no_path(store, n) or node for n, node in arrays.items()}), []
     if isinstance(listed, Exception) and not isinstance(listed, FileNotFoundError):
         raise OSError(
             f"it can't be listed: {describe_error(listed)}; if that is forbidden, give the path or "
@@ -181,25 +182,22 @@ def _group_in(
 
     Its document is that of Zarr v3, if it has one.
     """
-    group, zarr_format = document, None if document is None else 3
+    own, zarr_format, of_v2 = document, 3, None
     if isinstance(document, dict):
-        group = _why_no_group(store, path, document) or document
+        own = _why_no_group(store, path, document) or document
+        if ".zgroup" in names and ".zattrs" in names:
+            of_v2 = document_at(store, join(path, ".zattrs"))
     elif document is None and ".zgroup" in names:
-        group, zarr_format = _v2_group(store, path, names), 2
-    broken = [each for each in (consolidated, group) if isinstance(each, Broken)]
-    return _Folder(
-        path,
-        arrays={path: broken[0]} if broken else {},
-        group=group if isinstance(group, dict) and not broken else None,
-        has_v2_attributes=".zattrs" in names,
-        consolidated=consolidated if isinstance(consolidated, _Consolidated) else None,
-        zarr_format=zarr_format,
-        chunk=_chunk_in(store, path, names) if zarr_format is None else "",
-    )
+        own, zarr_format = _v2_group(store, path, names), 2
+    if isinstance(consolidated, Broken):
+        own, consolidated = consolidated, None
+    if own is None:
+        return _Folder(path, {}, consolidated, chunk=_chunk_in(store, path, names))
+    return _Folder(path, {path: _Node("group", zarr_format, own)}, consolidated, of_v2)
 
 
-def _v2_group(store: Store, path: str, names: list[str]) -> JSONObject | Broken:
-    """Return the document of a group of Zarr v2, with its attributes and a node type."""
+def _v2_group(store: Store, path: str, names: Collection[str]) -> JSONObject | Broken:
+    """Return the attributes of a group of Zarr v2, as in a document of Zarr v3."""
     group = document_at(store, join(path, ".zgroup"))
     attributes = document_at(store, join(path, ".zattrs")) if ".zattrs" in names else None
     for each in (group, attributes):
@@ -208,11 +206,7 @@ def _v2_group(store: Store, path: str, names: list[str]) -> JSONObject | Broken:
     if isinstance(group, dict) and group.get("zarr_format") != 2:
         stated = group.get("zarr_format")
         return Broken(ValueError(f".zgroup has zarr_format {stated!r}: write 2"))
-    return _group_of_v2(attributes)
-
-
-def _group_of_v2(attributes: object) -> JSONObject:
-    return {"zarr_format": 2, "node_type": "group", "attributes": attributes or {}}
+    return {"attributes": attributes or {}}
 
 
 def _why_no_group(store: Store, path: str, document: JSONObject) -> Broken | None:
@@ -245,10 +239,15 @@ def _chunk_in(store: Store, path: str, names: list[str]) -> str:
     return "" if chunk is None or isinstance(chunk, Exception) else chunks[0]
 
 
-def _why_no_path(store: Store, path: str) -> Broken | None:
+def _why_no_path(store: Store, path: str) -> _Node | None:
     """Return why zarr opens no such path, as a/../b, if it does not."""
     store_path = value_or_error(StorePath, store, path)
-    return Broken(store_path) if isinstance(store_path, Exception) else None
+    return _array_of(Broken(store_path)) if isinstance(store_path, Exception) else None
+
+
+def _array_of(document: JSONObject | Broken) -> _Node:
+    zarr_format = None if isinstance(document, Broken) else document.get("zarr_format")
+    return _Node("array", zarr_format, document)
 
 
 def _node_at(store: Store, path: str) -> tuple[Document, object]:
@@ -281,63 +280,75 @@ def _consolidated_in(
         return Broken(ValueError(f'{join(path, file)} has no object "metadata": {_REMEDY}'))
     if group is None:
         return _Consolidated(path, 2, dict(_v2_nodes(path, found)))
-    nodes = {join(path, key): object_of(data, key) for key, data in found.items()}
-    return _Consolidated(path, 3, nodes)
+    return _Consolidated(path, 3, dict(_v3_nodes(path, found)))
 
 
-def _v2_nodes(group: str, found: JSONObject) -> Iterator[tuple[str, JSONObject | Broken]]:
-    """Yield the path of each array and group, and its document with its attributes."""
+def _v3_nodes(group: str, found: JSONObject) -> Iterator[tuple[str, _Node]]:
+    """Yield the path of each array and group, and what is stated of it."""
+    for key, data in found.items():
+        document = object_of(data, key)
+        is_group = isinstance(document, dict) and document.get("node_type") == "group"
+        yield join(group, key), _Node("group" if is_group else "array", 3, document)
+
+
+def _v2_nodes(group: str, found: JSONObject) -> Iterator[tuple[str, _Node]]:
+    """Yield the path of each array and group, and what is stated of it, with its attributes."""
+    kinds: dict[str, Kind] = {".zarray": "array", ".zgroup": "group"}
     for key, data in found.items():
         name, _, document_name = key.rpartition("/")
-        if document_name not in (".zarray", ".zgroup"):
+        if document_name not in kinds:
             continue
-        attributes, document = found.get(join(name, ".zattrs"), {}), object_of(data, key)
+        document = object_of(data, key)
         if isinstance(document, dict):
-            is_array = document_name == ".zarray"
-            of_array = document | {"attributes": attributes}
-            document = of_array if is_array else _group_of_v2(attributes)
-        yield join(group, name), document
+            document = document | {"attributes": found.get(join(name, ".zattrs"), {})}
+        yield join(group, name), _Node(kinds[document_name], 2, document)
 
 
 def _stale_metadata(
-    store: Store, path: str, document: JSONObject | Broken, consolidated: list[_Consolidated]
+    store: Store, path: str, node: _Node, consolidated: list[_Consolidated]
 ) -> Iterator[str]:
-    """Yield what is wrong with the consolidated metadata of a node in the groups above it.
+    """Yield what is wrong with the consolidated metadata of a node.
 
-    Those of Zarr v2 have the group itself, too.
+    Those of Zarr v2 have also the group that they are in, those of Zarr v3 only what is below it.
     """
-    if isinstance(document, Broken):
-        return
-    store_path, zarr_format = StorePath(store, path), document.get("zarr_format")
-    of_format = [each for each in consolidated if each.zarr_format == zarr_format]
-    stating = [each for each in of_format if path in each.nodes]
-    for each in of_format:
-        if path not in each.nodes and path != each.group:
-            yield f"the consolidated metadata of group /{each.group} lack it: {_REMEDY}"
-    if stating and zarr_format == 2 and "attributes" not in document:
-        document = document | {"attributes": document_at(store, join(path, ".zattrs")) or {}}
-    own = value_or_error(_as_zarr_writes, document, store_path)
-    if isinstance(own, Exception):  # this is reported of the array
-        return
-    for each in stating:
-        stated = value_or_error(_as_zarr_writes, each.nodes[path], store_path)
+    own: JSONObject | Exception | None = None
+    for each in consolidated:
         of_group = f"the consolidated metadata of group /{each.group}"
-        if isinstance(stated, Exception):
-            yield f"{of_group} have it in a way that zarr can't open: {_REMEDY}"
-        elif names := differing(own, stated):
-            both = f"{of_group} and its own"
-            yield f"{both} differ in {names}: if its own are right, {_REMEDY}"
+        stated = each.nodes.get(path)
+        if each.zarr_format != node.zarr_format or (stated is None and path == each.group):
+            continue
+        if own is None:
+            own = value_or_error(_as_zarr_writes, store, path, node)
+        if isinstance(own, Exception):  # this is reported of the node
+            return
+        if stated is None:
+            yield f"{of_group} lack it: {_REMEDY}"
+        elif stated.kind != node.kind:
+            yield f"{of_group} take it for {_NAMES[stated.kind]}: {_REMEDY}"
+        elif why := _why_stale(own, value_or_error(_as_zarr_writes, store, path, stated)):
+            yield f"{of_group} {why}"
 
 
-def _as_zarr_writes(document: JSONObject | Broken, store_path: StorePath) -> JSONObject:
+def _why_stale(own: JSONObject, stated: JSONObject | Exception) -> str:
+    """Return in what consolidated metadata differ from a node's own, or ""."""
+    if isinstance(stated, Exception):
+        return f"have it in a way that zarr can't open: {_REMEDY}"
+    names = differing(own, stated)
+    return names and f"and its own differ in {names}: if its own are right, {_REMEDY}"
+
+
+def _as_zarr_writes(store: Store, path: str, node: _Node) -> JSONObject:
     """Return an array's metadata as this zarr writes them, or the attributes of a group."""
+    document = node.document
     if isinstance(document, Broken):
         raise document.error
-    if _kind_of(document) == "group":
+    if node.kind == "group":
         return {"attributes": document.get("attributes") or {}}
-    buffers = array_of(document, store_path).metadata.to_buffer_dict(default_buffer_prototype())
+    if node.zarr_format == 2 and "attributes" not in document:
+        document = document | {"attributes": document_at(store, join(path, ".zattrs")) or {}}
+    array = array_of(document, StorePath(store, path))
     written: JSONObject = {}
-    for name, buffer in buffers.items():
+    for name, buffer in array.metadata.to_buffer_dict(default_buffer_prototype()).items():
         content = json.loads(buffer.to_bytes())
         written |= {"attributes": content} if name == ".zattrs" else content
     return written
@@ -351,19 +362,21 @@ def _unvisited_nodes(
     It may be a folder that two paths lead to, which is found under one of them.
     """
     for each in consolidated:
-        for path in [path for path in each.nodes if path not in found]:
-            kind = _kind_of(each.nodes[path])
-            name = "zarr.json" if each.zarr_format == 3 else f".z{kind}"
+        of_group = f"the consolidated metadata of group /{each.group}"
+        for path, (kind, zarr_format, _) in each.nodes.items():
+            if path in found:
+                continue
+            name = "zarr.json" if zarr_format == 3 else f".z{kind}"
             document = document_at(store, join(path, name))
-            if document is not None and kind == "group":
-                continue  # it is compared as the other path
-            if document is not None:
-                problems = list(_stale_metadata(store, path, document, [each]))
-            else:
-                of_group = f"the consolidated metadata of group /{each.group}"
+            if document is None:
                 # They may be the only ones that are left.
                 lost = f"if {name} was lost, write it from them first"
                 deleted = f"it has no {name}, but {of_group} have it: if it was deleted, {_REMEDY}"
                 problems = [f"{deleted}; {lost}"]
+            else:
+                if name == ".zgroup":
+                    document = _v2_group(store, path, METADATA_NAMES)
+                node = _Node(kind, zarr_format, document)
+                problems = list(_stale_metadata(store, path, node, [each]))
             if problems:
-                yield FoundNode(path, None, problems, kind=kind)
+                yield FoundNode(path, kind, None, problems)

@@ -9,7 +9,7 @@ from http.client import responses
 from importlib.metadata import packages_distributions
 from numbers import Integral
 from traceback import walk_tb
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Literal, ParamSpec, Protocol, TypeVar
 
 from numcodecs_bytes._core.catch import value_or_error
 
@@ -38,12 +38,18 @@ def describe_error(error: Exception) -> str:
     return f"{type(error).__name__.lstrip('_')}: {text}".removesuffix(": ")
 
 
-def describe_failure(error: Exception, *, is_reference: bool = False, is_named: bool = True) -> str:
+def describe_failure(
+    error: Exception,
+    *,
+    is_reference: bool = False,
+    is_named: bool = True,
+    options: str = "storage options",
+) -> str:
     """Describe the error with which a store does not return something, and say what helps.
 
-    `is_named` says that what is meant, or what a reference to it points to, is named beside it.
+    `is_named` says that what is meant, or what a reference to it points to, is named beside it;
+    `options` says where credentials go.
     """
-    options = "remote_options of the storage options" if is_reference else "storage options"
     if type(error).__name__ == "ReferenceNotReachable" and isinstance(error.__cause__, Exception):
         error = error.__cause__
     status = getattr(error, "status", None)  # of aiohttp
@@ -127,11 +133,14 @@ class ArrayReport:
     Attributes
     ----------
     path : str
-        Path of the array in the store.
+        Path of the array or group in the store.
+    kind : {'array', 'group'}
+        Which of these it is, as far as that is known.
     data_type : str
-        NumPy's name, or such as "struct of 3 fields"; empty if zarr can't open the array; "group".
+        NumPy's name, or such as "struct of 3 fields"; empty for a group, or if zarr can't open the
+        array.
     partial_reads : str
-        "yes", or "no: " or "not known: " and the reason; empty for a group.
+        "yes", or "no: " or "not known: " and the reason.
     num_chunks : int
         Number of chunks, or shards of a sharded array, that were checked.
     problems : list of str
@@ -143,6 +152,7 @@ class ArrayReport:
     """
 
     path: str
+    kind: Literal["array", "group"] = "array"
     data_type: str = ""
     partial_reads: str = "no: it can't be opened"
     num_chunks: int = 0
@@ -156,8 +166,9 @@ class ArrayReport:
     def format(self, location: str = "") -> str:
         """Return a line for the array, whose store is at a location, and one for each finding."""
         name = f"{location}/{self.path}"
-        partial_reads = self.partial_reads and f" partial reads: {self.partial_reads}"
-        lines = [f"{name:32} {self.data_type:16}{partial_reads}".rstrip()]
+        lines = [f"{name:32} {self.data_type:16} partial reads: {self.partial_reads}"]
+        if self.kind == "group":
+            lines = [f"{name:32} group"]
         lines += [f"  PROBLEM {problem}" for problem in self.problems]
         if self.num_problems > len(self.problems):
             lines.append(f"  PROBLEM ... and {self.num_problems - len(self.problems)} more")

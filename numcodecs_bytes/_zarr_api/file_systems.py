@@ -25,18 +25,18 @@ def reference_to(store: Any, key: str) -> Any:
     return references_of(store).get(f"{store.path}/{key}".strip("/"))
 
 
-def missing_parquet_files(store: Any, path: str, num_chunks: int) -> list[str]:
-    """Return the files of references to an array's chunks that are missing, of the first 1000.
+def missing_parquet_file(store: Any, path: str, num_chunks: int) -> str:
+    """Return the first file of references to an array's chunks that is missing, or "".
 
-    Where a file is missing, so seem its chunks; if they all are, it need not exist.
+    Its chunks are read as the fill value. Writers make no file of references if all are missing.
     """
     references = references_of(store)
     if references is None or isinstance(references, dict):
-        return []
-    num_files = min(-(-num_chunks // references.record_size), 1000)
+        return ""
     field = f"{store.path}/{path}".strip("/")
-    files = [references.url.format(field=field, record=number) for number in range(num_files)]
-    return [file for file in files if not references.fs.exists(file)]
+    numbers = range(-(-num_chunks // references.record_size))
+    files = (references.url.format(field=field, record=number) for number in numbers)
+    return next((file for file in files if not references.fs.exists(file)), "")
 
 
 def is_inlined(reference: object) -> bool:
