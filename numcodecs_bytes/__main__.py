@@ -142,6 +142,8 @@ def _why_no_array(location: str) -> str:
     from numcodecs_bytes._tools.locations import is_node
 
     why = f"no Zarr array in {location}: expected zarr.json or .zarray there"
+    if "://" not in location and is_node(Path(location)):
+        return f"no Zarr array in {location}: it is a group without arrays"
     if "://" not in location:
         above = next(filter(is_node, Path(location).absolute().parents), None)
         return why if above is None else f"{why}; the Zarr array or group above it is {above}"

@@ -8,11 +8,9 @@ other codecs, are decoded by zarr, about 64 MiB at a time.
 import contextlib
 import math
 import reprlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import numcodecs.errors
 import numpy as np
@@ -29,6 +27,7 @@ from numcodecs_bytes import zarr_data_types
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.dtypes import AnyDType
+from numcodecs_bytes._core.lengths import explain_stand_in
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.shards import NO_INDEX_ENDIAN, ShardLayout
 from numcodecs_bytes._read.remote_object import RemoteObject
@@ -55,6 +54,7 @@ from numcodecs_bytes._tools.reporting import (
     describe_error,
     describe_failure,
     is_bug,
+    refuse_calls,
     value_or_expected_error,
 )
 from numcodecs_bytes._tools.stored_chunks import ChunkCoords
@@ -170,8 +170,9 @@ def _check_array(
         lacks = isinstance(array, KeyError)
         of_metadata = f"its metadata lack {array}" if lacks else describe_error(array)
         why = explain_wrong_setting(array) or f": {of_metadata}"
-        report.add_problem(f"zarr can't open it{why}")
-        report.notes += filter(None, (explain_other_codec(), why_not_opened(document)))
+        hint = why_not_opened(document)
+        report.add_problem(f"zarr can't open it{why}{hint and f'; {hint}'}")
+        report.notes += filter(None, [explain_other_codec()])
         return
     names = array.dtype.names
     report.data_type = f"struct of {len(names)} fields" if names else str(array.dtype)
@@ -270,8 +271,10 @@ def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayR
     unknown_codec = (numcodecs.errors.UnknownCodecError, zarr.errors.UnknownCodecError)
     opened = value_or_error(ArrayV2Metadata.from_dict, old)
     if isinstance(opened, Exception) and not isinstance(opened, unknown_codec):
-        report.add_problem(f".zarray can't be opened: {describe_error(opened)}")
-        report.notes += filter(None, [why_not_opened(old)])
+        hint = why_not_opened(old)
+        report.add_problem(
+            f".zarray can't be opened: {describe_error(opened)}{hint and f'; {hint}'}"
+        )
         return
     found = value_or_error(disagreements, old, document)
     if isinstance(found, Exception):  # for example, a codec has no counterpart
@@ -299,8 +302,9 @@ def _compare_attributes(of_v2: Document, of_v3: object, report: ArrayReport) -> 
 def _v2_document(store_path: StorePath, name: str, report: ArrayReport) -> JSONObject | None:
     """Return a Zarr v2 document, or None if it does not exist or is broken, which is reported."""
     document = document_at(store_path.store, join(store_path.path, name))
-    # An error of another type is the store's.
-    if isinstance(document, Broken) and isinstance(document.error, ValueError):
+    # An error of another type is the store's; some web servers send a page for what is missing.
+    is_page = isinstance(document, Broken) and explain_stand_in(document.raw or b"")
+    if isinstance(document, Broken) and isinstance(document.error, ValueError) and not is_page:
         report.add_problem(f"its metadata can't be read: {document.error}")
     return document if isinstance(document, dict) else None
 
@@ -423,11 +427,4 @@ def _check_endian(endian: str | None, dtype: AnyDType, report: ArrayReport) -> N
         report.add_problem(why)
 
 
-class _Module(ModuleType):
-    """A module that says what to do if it is called like the function in it."""
-
-    def __call__(self, *_args: object, **_options: object) -> NoReturn:
-        raise TypeError("numcodecs_bytes.check is a module: call numcodecs_bytes.check.check(...)")
-
-
-sys.modules[__name__].__class__ = _Module
+refuse_calls(__name__)

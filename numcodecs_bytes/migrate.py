@@ -44,10 +44,12 @@ from numcodecs_bytes._tools.reporting import (
     check_progress,
     explain_error,
     printable,
+    refuse_calls,
     value_or_expected_error,
 )
 from numcodecs_bytes._tools.v2_to_v3 import compare, v3_document
 from numcodecs_bytes._tools.xarray_attributes import convert_attributes
+from numcodecs_bytes._zarr_api.file_systems import is_web_server
 from numcodecs_bytes._zarr_api.versions import HAS_STRUCT
 
 __all__ = ["NodeReport", "migrate"]
@@ -222,8 +224,7 @@ def _write(store: Store, changes: _Changes, progress: ProgressBar | None, comman
             # The error may name zarr's temporary file, which has a random name.
             why = f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
             advice = f"fix that and run {command} again to finish"
-            protocol = getattr(getattr(store, "fs", None), "protocol", ())
-            if "http" in protocol or isinstance(error, NotImplementedError):
+            if is_web_server(store) or isinstance(error, NotImplementedError):
                 advice = f"web servers are rarely writable: run {command} on a copy in a folder"
             raise OSError(f"{key} can't be written: {why}; {advice}") from error
 
@@ -549,7 +550,7 @@ def _convert(documents: _Intact, notes: list[str]) -> JSONObject:
     codecs = [codec["name"] for codec in new["codecs"]]
     if unspecified := [name for name in codecs if name.startswith("numcodecs.")]:
         notes.append(
-            f"{' and '.join(unspecified)} in Zarr v3: only numcodecs has it; other "
+            f"{' and '.join(unspecified)} in Zarr v3: only numcodecs defines that; other "
             "implementations, such as TensorStore, may not read the array"
         )
     return new | for_xarray
@@ -585,3 +586,6 @@ def _put(store: Store, key: str, document: JSONObject | None) -> None:
 
 def _as_stored(document: JSONObject) -> bytes:
     return json.dumps(document, indent=2).encode()
+
+
+refuse_calls(__name__)

@@ -198,7 +198,7 @@ DAMAGED = {
         'the bytes codec has "dtype": "<i4", which is not that of the array: write "dtype": "<i2"',
     ),
     "no endian, v2": (filtered("<i2", dtype="<i2"), NO_ENDIAN + "int16 needs"),
-    "empty metadata": (files(zarr_json=""), UNREADABLE + "zarr.json is not JSON: Expecting value"),
+    "empty metadata": (files(zarr_json=""), UNREADABLE + "zarr.json is not JSON: it is empty"),
     "a list": (files(zarr_json="[1]"), UNREADABLE + "zarr.json is not a JSON object, but [1]"),
     "nested lists": (files(zarr_json="[" * 100_000), UNREADABLE + "zarr.json is nested too deeply"),
     "many digits": (files(zarr_json="1" * 5000), UNREADABLE + "zarr.json has a number with too m"),
@@ -357,7 +357,7 @@ class TestWrongMetadata:
         )
         array[:] = 1
         right = array.metadata.encode_chunk_key((0, 1))
-        others = [tmp_path / "a" / other for other in (name, "0.9", "x0.1")]
+        others = [tmp_path / "a" / other for other in (name, "0.1.9", "x0.1")]
         for path in others:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes((tmp_path / "a" / right).read_bytes())
@@ -912,6 +912,42 @@ class TestChunks:
             assert array[...].tolist() == [[1, 1], [1, 1]]
         assert other.endswith(f"because no chunk has such a name: {', '.join(others)}")
 
+    @pytest.mark.parametrize(
+        ("dtype", "change", "hint"),
+        [
+            ("<i4", {"fill_value": "NaN"}, 'its fill_value, "NaN", is none of data type "<i4": '),
+            ("|u1", {"fill_value": -1}, 'its fill_value, -1, is none of data type "|u1": correct'),
+            ("|S4", {"fill_value": "abc"}, 'its fill_value, "abc", is none of data type "|S4": '),
+            ("float32", {}, 'if these are elements of <f4, write "dtype": "<f4" in'),
+            ("|O", {"filters": [{"id": "json2"}]}, "zarr 3 can't read objects stored by json2: "),
+        ],
+        ids=str,
+    )
+    def test_what_to_correct_in_metadata(self, tmp_path, dtype, change, hint):
+        """What zarr says names no key; `migrate` said that intact metadata may be damaged."""
+        write_v2(tmp_path, None, dtype, **{"fill_value": None} | change)
+        (problem,) = check(tmp_path)[""].problems
+        assert problem.startswith("zarr can't open it: ")
+        assert hint in problem
+        (node,) = migrate(tmp_path, dry_run=True)
+        assert hint in node.reasons[0]
+
+    def test_the_fill_value_in_metadata_of_zarr_v3(self, tmp_path):
+        write_array(tmp_path, None, "uint8", [PLAIN], fill_value=-1)
+        (problem,) = check(tmp_path)[""].problems
+        assert 'its fill_value, -1, is none of data type "uint8": correct it in zarr' in problem
+
+    def test_a_group_without_arrays(self, tmp_path, capsys):
+        """It was said to have no zarr.json."""
+        zarr.create_group(tmp_path)
+        assert main(["check", str(tmp_path)]) == 1
+        assert "it is a group without arrays" in capsys.readouterr().err
+
+    def test_modules_that_are_called(self):
+        for module in (checks, sys.modules["numcodecs_bytes.migrate"]):
+            with pytest.raises(TypeError, match=rf"is a module: call {module.__name__}\."):
+                module("a.zarr")
+
     def test_dimensions_that_xarray_rejects(self, tmp_path):
         """Only `migrate` said so."""
         attributes = {"_ARRAY_DIMENSIONS": "a b"}
@@ -975,7 +1011,7 @@ class TestChunks:
         for name in ("0", "1"):
             (tmp_path / name).write_bytes(b"\x5d\0\0\x80" * 5)
         (problem,) = check(tmp_path)[""].problems
-        assert "can't be read: it does not begin like data of Blosc (if the metadata, " in problem
+        assert "can't be read: it does not begin like data of Blosc: if the metadata, " in problem
 
     def test_one_shard_whose_index_is_at_the_other_end(self, tmp_path):
         """To change the metadata was advised, by which all others could not be read."""
@@ -1243,17 +1279,17 @@ class TestChunks:
     @pytest.mark.parametrize(
         ("settings", "others"),
         [
-            ({}, ["c/2/0", "c/0/1", "c/0/0.partial", "x"]),
-            ({"chunk_key_encoding": {"name": "v2", "separator": "."}}, ["0/0", "2.0"]),
-            ({"zarr_format": 2}, ["0/0", "0.0.0", "2.0", ".DS_Store"]),
-            ({"chunks": (1, 2), "shards": (2, 2)}, ["c/2/0", "c/0/0.unfinished"]),
+            ({}, ["c/2", "c/0/1/0", "c/0/0.partial", "x"]),
+            ({"chunk_key_encoding": {"name": "v2", "separator": "."}}, ["0/0", "2.0.0"]),
+            ({"zarr_format": 2}, ["0/0", "0.0.0", "2", ".DS_Store"]),
+            ({"chunks": (1, 2), "shards": (2, 2)}, ["c/2", "c/0/0.unfinished"]),
             ({"shape": (), "chunks": ()}, ["d", "0"]),
             ({}, ["inner/zarr.json"]),
         ],
         ids=str,
     )
     def test_files_that_are_no_chunks(self, tmp_path, settings, others, location):
-        """Chunks beyond the shape after it shrank, leftovers, and keys in another notation."""
+        """Leftovers, and keys in another notation."""
         settings = {"shape": (3, 2), "chunks": (2, 2), "dtype": "i2"} | settings
         array = zarr.create_array(tmp_path / "group/a", compressors=None, **settings)
         array[...] = 1
@@ -1269,6 +1305,22 @@ class TestChunks:
         *named, last = note.rpartition(": ")[2].split(", ")
         assert (last == "...") == (len(others) > 3)
         assert set(named) | {last} - {"..."} <= set(others)
+
+    @pytest.mark.parametrize("location", LOCATIONS)
+    @pytest.mark.parametrize(("zarr_format", "names"), [(2, ["4", "5"]), (3, ["c/4", "c/5"])])
+    def test_chunks_outside_the_array(self, tmp_path, zarr_format, names, location):
+        """As after two appends at once: they were noted like any other file."""
+        settings = {"shape": 12, "chunks": 2, "dtype": "i1", "zarr_format": zarr_format}
+        zarr.create_array(tmp_path / "a", **settings)[:] = 1
+        document = tmp_path / "a" / (".zarray" if zarr_format == 2 else "zarr.json")
+        metadata = json.loads(document.read_text())
+        document.write_text(json.dumps(metadata | {"shape": [8]}))
+        (found,) = check(at(location, tmp_path)).values()
+        (problem,) = found.problems
+        start = "2 files have names of chunks outside the shape (8,), such as "
+        assert problem.startswith(start)
+        assert problem.removeprefix(start).partition(":")[0] in names
+        assert found.notes == []
 
     @pytest.mark.parametrize(("name", "key"), [(".zarray", "1"), ("zarr.json", "c/1")])
     def test_a_chunk_or_metadata_that_are_a_folder(self, tmp_path, name, key):
@@ -1681,6 +1733,26 @@ class TestKindsOfStores:
             assert report.partial_reads.startswith("not known: the request for a byte range fail")
             assert "500" in report.partial_reads
 
+    def test_a_web_server_that_wants_a_login_for_chunks(self, tmp_path):
+        """It lists the folder of the array: the chunks were said to be missing."""
+        pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
+        settings = {"shape": 4, "chunks": 2, "dtype": "i4", "compressors": None}
+        zarr.create_array(tmp_path, **settings)[:] = 1
+        (tmp_path / "index.html").write_text(
+            '<a href="zarr.json">zarr.json</a> <a href="c/">c/</a>'
+        )
+        answers = dict.fromkeys(("/c/", "/c", "/c/0", "/c/1"), 200)
+        with serving(tmp_path, 404, answers) as url:
+            (report,) = check(url).values()
+        assert "it is a web page, such as a login form" in str(report.problems)
+
+    def test_a_web_server_that_sends_a_page_for_what_is_missing(self, tmp_path):
+        """As those of single-page applications do: a healthy array had a problem."""
+        pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
+        zarr.create_array(tmp_path, shape=4, dtype="i4", compressors=None)[:] = 1
+        with serving(tmp_path, 200, dict.fromkeys(("/.zarray", "/.zattrs"), 200)) as url:
+            assert not any(report.problems for report in check(url).values())
+
     @pytest.mark.parametrize("answer", ["file", "login"])
     def test_references_to_a_server_that_ignores_ranges(self, tmp_path, answer):
         """The bytes of each chunk were said to reach beyond the end of the file."""
@@ -1761,7 +1833,7 @@ class TestKindsOfStores:
             zarr.create_array(store, shape=4, dtype="i1")
         answers = {
             "group": "it is a group whose arrays the store does not list: give the path or URL of ",
-            "none.json": "the references can't be read: ClientResponseError: 404",
+            "none.json": "there is no such file: http",
             "a.zip": "the server serves no byte ranges: download the zip file",
         }
         with serving(tmp_path, 404) as url:

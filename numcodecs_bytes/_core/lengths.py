@@ -17,11 +17,6 @@ from numcodecs_bytes._core.dtypes import AnyDType
 NUM_START_BYTES = 96  # how many of a chunk's first bytes tell what it is
 # The end of the message of an error that a read raises.
 FIND_OTHERS = " (`numcodecs-bytes check` finds all such chunks)"
-# What to do with a chunk that its codecs can't decode.
-CORRECT_OR_RESTORE = (
-    "if the metadata, or a consolidated copy of them, state the wrong data type, chunk shape or "
-    "codecs, correct them; if it is damaged, restore or rewrite it"
-)
 EMPTY = "it is empty: restore or rewrite it"
 _PAD = "if it is at the edge of the array and lacks padding, keep it, and pad it; "
 # What compressed data begin with.
@@ -183,6 +178,8 @@ class SuspectChunk(NamedTuple):
 
     def explain_encoding(self, codecs: Iterable[str]) -> Advice | None:
         """Return how a chunk seems to be encoded if not by these codecs, and what to do."""
+        if not self.num_bytes:
+            return Advice(EMPTY)
         if why := explain_stand_in(self.start):
             return Advice(why)
         names, codec = {name.removeprefix("numcodecs.") for name in codecs}, self._compressor()
@@ -254,6 +251,15 @@ def check_length(  # noqa: PLR0913 # what the message says
         if not num_bytes % max(stored.itemsize, 1):
             error.num_elements = num_bytes // max(stored.itemsize, 1)
         raise error
+
+
+def correct_or_restore(reference: Reference = "") -> str:
+    """Return what to do with a chunk that its codecs can't decode."""
+    restore = _REMEDIES[reference] if reference else "if it is damaged, restore or rewrite it"
+    return (
+        "if the metadata, or a consolidated copy of them, state the wrong data type, chunk shape "
+        f"or codecs, correct them; {restore}"
+    )
 
 
 def explain_stand_in(start: bytes) -> str:

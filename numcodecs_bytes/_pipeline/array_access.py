@@ -159,7 +159,7 @@ class ArrayAccess:
         self.is_v2 = type(self.codec) is V2Codec
         # Whether keys of chunks are like those of Zarr v2.
         self._has_v2_keys = self.is_v2 if has_v2_keys is None else has_v2_keys
-        self._codecs = Codecs.of(pipeline)
+        self.codecs = Codecs.of(pipeline)
         self._layouts: ArrayLayouts | None = None  # made when they are first needed
         self.locations: ChunkLocations | None = None  # as found last
         self.own_bug = ""  # why zarr reads the array from now on
@@ -169,7 +169,7 @@ class ArrayAccess:
         """Return how a chunk is stored; raise `LeftToZarr` if zarr's own pipeline must read it."""
         layouts = self._layouts
         if layouts is None:
-            layouts = self._layouts = ArrayLayouts(self._codecs)
+            layouts = self._layouts = ArrayLayouts(self.codecs)
         return layouts.of(spec)
 
     @property

@@ -62,6 +62,22 @@ class Codecs(NamedTuple):
         """Return those of a pipeline."""
         return cls(*[getattr(pipeline, name) for name in cls._fields])
 
+    @property
+    def names(self) -> list[str]:
+        """The name of each codec; of Zarr v2, those of the filters and the compressor."""
+        of_v2 = [*(getattr(self.array_bytes_codec, "filters", None) or ())]
+        of_v2.append(getattr(self.array_bytes_codec, "compressor", None))
+        is_v2 = type(self.array_bytes_codec) is V2Codec
+        of_bytes = [each for each in of_v2 if each] if is_v2 else [self.array_bytes_codec]
+        return list(
+            map(name_of_codec, [*self.array_array_codecs, *of_bytes, *self.bytes_bytes_codecs])
+        )
+
+
+def name_of_codec(codec: Any) -> str:
+    """Return the name of a codec of numcodecs or zarr."""
+    return str(getattr(codec, "codec_id", None) or codec.to_dict().get("name") or codec)
+
 
 class ArrayLayouts:
     """How the chunks of an array are stored: by their shape, as they differ in nothing else."""
@@ -166,7 +182,7 @@ def _find_layout_of(pipeline: Any) -> LayoutOf:
         unknown = [c for c in codecs if type(c) is not Bytes and not is_elementwise(c)]
         others += unknown or codecs  # all are known: several `Bytes`, or one beside others
     if others:
-        names = [getattr(c, "codec_id", None) or c.to_dict().get("name") or str(c) for c in others]
+        names = list(map(name_of_codec, others))
         compressors = [*pipeline.bytes_bytes_codecs, getattr(codec, "compressor", None)]
         are_compressors = all(any(c is each for each in compressors) for c in others)
         kind = Compressed if are_compressors else LeftToZarr

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import math
 import sys
 from asyncio import Future
 from collections.abc import Awaitable, Sequence
@@ -11,16 +12,18 @@ from typing import Literal, TypeVar
 
 from zarr.abc.store import RangeByteRequest
 from zarr.codecs import ShardingCodec
+from zarr.core.array_spec import ArraySpec
 from zarr.storage import StorePath
 
 from numcodecs_bytes._core.catch import async_value_or_error, value_or_error
 from numcodecs_bytes._core.dtypes import EndianError
 from numcodecs_bytes._core.interrupts import interrupt_of
 from numcodecs_bytes._core.lengths import (
-    CORRECT_OR_RESTORE,
     FIND_OTHERS,
     NUM_START_BYTES,
     LengthError,
+    SuspectChunk,
+    correct_or_restore,
     explain_stand_in,
 )
 from numcodecs_bytes._pipeline.array_access import ArrayAccess
@@ -99,16 +102,27 @@ async def _explain(
     if isinstance(access.codec, ShardingCodec):
         await _advise_on_shard(error, chunk, value_or_error(layout_of, spec), doing)
     elif chunk is not None and doing == "reading":
-        await _advise_on_chunk(error, chunk)
+        await _advise_on_chunk(error, chunk, spec, access.codecs.names)
 
 
-async def _advise_on_chunk(error: Exception, chunk: StorePath) -> None:
+async def _advise_on_chunk(
+    error: Exception, chunk: StorePath, spec: ArraySpec, codecs: list[str]
+) -> None:
     """Note what may be wrong with a chunk, unless the error may be the store's, or another one."""
     is_of_codec = _is_of_codec(error)
-    if is_of_codec or isinstance(error, ValueError):
-        why = explain_stand_in(await start_of(chunk))
-        if why or is_of_codec:
-            add_note(error, why or f"{CORRECT_OR_RESTORE}{FIND_OTHERS}")
+    if not is_of_codec and not isinstance(error, ValueError):
+        return
+    start = await start_of(chunk)
+    if why := explain_stand_in(start):
+        add_note(error, why)
+    elif is_of_codec:
+        dtype = spec.dtype.to_native_dtype()
+        num_decoded = -1 if dtype.hasobject else math.prod(spec.shape) * dtype.itemsize
+        num_bytes = await async_value_or_error(chunk.store.getsize(chunk.path))
+        num_bytes = -1 if isinstance(num_bytes, Exception) else num_bytes
+        advice = SuspectChunk(num_bytes, num_decoded, start).explain_encoding(codecs)
+        remedy = correct_or_restore(kind_of_reference(chunk.store, chunk.path))
+        add_note(error, f"{advice or remedy}{FIND_OTHERS}")
 
 
 async def _advise_on_shard(
@@ -120,7 +134,8 @@ async def _advise_on_shard(
     elif _is_of_data(error, doing) or (doing == "reading" and _is_of_codec(error)):
         advice = None if shard is None else await explain_shard(shard, layout)
         if not isinstance(error, LengthError):
-            add_note(error, str(advice or REMEDY._replace(what="a shard may be damaged")))
+            which = "a shard" if shard is None else "the shard"
+            add_note(error, str(advice or REMEDY._replace(what=f"{which} may be damaged")))
         elif advice is not None:  # the error says what to do with a damaged one
             is_damaged = advice._replace(what="") == REMEDY
             add_note(error, advice.what if is_damaged else str(advice))

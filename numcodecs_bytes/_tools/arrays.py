@@ -1,15 +1,17 @@
 """Arrays by their metadata, which need not be stored, and whether they can be read in part."""
 
 import bisect
+import copy
 import itertools
 import json
 import re
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import zarr
 from zarr.codecs import ShardingCodec
-from zarr.storage import StorePath
+from zarr.storage import MemoryStore, StorePath
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.catch import value_or_error
@@ -29,13 +31,45 @@ def array_of(document: Any, store_path: StorePath, config: Any = None) -> AnyArr
 
 
 def why_not_opened(document: JSONObject) -> str:
-    """Return what helps if zarr does not know the data type in metadata, or ""."""
+    """Return what helps if zarr can't open an array with such metadata, or ""."""
     data_type = json.dumps(document.get("data_type", document.get("dtype")))
     # netCDF-C writes such data types, and not all versions of zarr read them.
     if found := re.search('"([<>=])([biu]1|[SV][0-9]+)"', data_type):
         order, kind = found.groups()
         return f'"{order}{kind}" has a byte order that means nothing: write "|{kind}" in .zarray'
-    return why_missing([row.name for row in ML_DTYPES if f'"{row.name}"' in data_type])
+    missing = why_missing([row.name for row in ML_DTYPES if f'"{row.name}"' in data_type])
+    return missing or _why_wrong_v2_dtype(document) or _why_wrong_fill_value(document)
+
+
+def _opens(document: JSONObject) -> bool:
+    opened = value_or_error(array_of, copy.deepcopy(document), StorePath(MemoryStore()))
+    return not isinstance(opened, Exception)
+
+
+def _why_wrong_v2_dtype(document: JSONObject) -> str:
+    """Return what helps if a data type is none of Zarr v2, or objects that zarr can't read."""
+    given = document.get("dtype")
+    if given == "|O":
+        filters = document.get("filters")
+        of_objects = [each for each in filters or () if isinstance(each, dict)]
+        codecs = ", ".join(str(each.get("id")) for each in of_objects) or "no codec"
+        how = "read it with zarr 2, and write it as another data type, such as text (vlen-utf8)"
+        return f"zarr 3 can't read objects stored by {codecs}: {how}"
+    dtype = value_or_error(np.dtype, given) if isinstance(given, str) else None
+    if not isinstance(dtype, np.dtype) or not _opens(document | {"dtype": dtype.str}):
+        return ""
+    return f'if these are elements of {dtype.str}, write "dtype": "{dtype.str}" in .zarray'
+
+
+def _why_wrong_fill_value(document: JSONObject) -> str:
+    """Return what helps if only the fill value is wrong, or ""."""
+    others = (None, 0, False, "", [0.0, 0.0])  # one of them fits most data types
+    if not any(_opens(document | {"fill_value": each}) for each in others):
+        return ""
+    file = "zarr.json" if document.get("zarr_format") == 3 else ".zarray"
+    data_type = json.dumps(document.get("data_type", document.get("dtype")))
+    given = json.dumps(document.get("fill_value"))
+    return f"its fill_value, {given}, is none of data type {data_type}: correct it in {file}"
 
 
 @dataclass(frozen=True)

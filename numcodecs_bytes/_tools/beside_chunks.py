@@ -26,6 +26,7 @@ def report_listing(
     for error in errors:
         report.add_problem(f"a folder of chunks can't be listed: {error}")
     _report_leftovers(array, [each.name for each in beside if each.kind == "leftover"], report)
+    _report_outside(array, [each.name for each in beside if each.kind == "outside"], report)
     misnamed = set(_report_misnamed(array, beside, report))
     num_misnamed = len({each.chunk_coords for each in misnamed})
     unread = [each for each in beside if each.kind in ("other", "misnamed")]
@@ -50,6 +51,18 @@ def report_listing(
         more = ", ..." if len(others) > 3 else ""
         note = f"zarr does not read {files}, because no chunk has such a name: {names}{more}"
         report.notes.append(note)
+
+
+def _report_outside(array: AnyArray, names: list[str], report: ArrayReport) -> None:
+    """Report files with the names of chunks outside the array, as after two appends at once."""
+    if names:
+        have = "file has the name of a chunk" if len(names) == 1 else "files have names of chunks"
+        example = f"such as {names[0]}" if len(names) > 1 else names[0]
+        report.add_problem(
+            f"{len(names)} {have} outside the shape {array.shape}, {example}: if the array was "
+            "longer, correct the shape; if it was made shorter, move them away, because they would "
+            "be read if it grew"
+        )
 
 
 def _report_leftovers(array: AnyArray, names: list[str], report: ArrayReport) -> None:

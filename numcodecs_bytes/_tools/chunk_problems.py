@@ -16,11 +16,11 @@ from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.dtypes import EndianError
 from numcodecs_bytes._core.lengths import (
     BLOSC_START,
-    CORRECT_OR_RESTORE,
     FIND_OTHERS,
     Advice,
     LengthError,
     SuspectChunk,
+    correct_or_restore,
     explain_stand_in,
 )
 from numcodecs_bytes._plan.shards import NO_INDEX_ENDIAN, REMEDY
@@ -102,8 +102,8 @@ class FoundChunks:
         if len(self.wrong) < 10:
             self.wrong.append((chunk, problem))
         if len(self.kinds) < 2:
-            kind = f"{problem.what}{problem.advice}" if problem.expected is None else ""
-            self.kinds.add(kind)
+            kind = problem.advice.text if problem.advice else problem.what
+            self.kinds.add(kind if problem.expected is None else "")
 
     @property
     def others_can_be_read(self) -> bool | None:
@@ -129,11 +129,12 @@ def report_wrong_chunks(checked: CheckedArray, report: ArrayReport, found: Found
     texts = [_advise(checked, chunk, problem, found) for chunk, problem in found.wrong]
     are_alike = len(found.kinds) == 1 and len(set(texts)) == 1
     if found.num_wrong == report.num_chunks > 1 and are_alike:
-        _, problem = found.wrong[0]
-        each = f"each of its {found.num_wrong} chunks"
+        (_, problem), each = found.wrong[0], f"each of its {found.num_wrong} chunks"
         what = f"{each}, such as {names[0]}, {problem.what}"
         if problem.expected is not None and len(found.lengths) > 1:
             what = f"{each} has the wrong length, such as {names[0]}, which {problem.what}"
+        elif len({other.what for _, other in found.wrong}) > 1:
+            what = f"{each} has a similar problem, such as {names[0]}, which {problem.what}"
         report.add_problem(f"{what}{texts[0]}")
         return
     for name, (_, problem), text in zip(names, found.wrong, texts, strict=True):
@@ -231,8 +232,10 @@ def problem_with_blosc(checked: CheckedArray, chunk: StoredChunk, start: bytes) 
         return None
     if start.startswith(BLOSC_START):
         return problem_with_length(checked, chunk, expected)
-    no_blosc = Advice(f"it does not begin like data of Blosc ({CORRECT_OR_RESTORE})")
-    return Problem("can't be read", _explain_encoding(checked, chunk, start) or no_blosc)
+    if advice := _explain_encoding(checked, chunk, start):
+        return Problem("can't be read", advice)
+    remedy = correct_or_restore(kind_of_reference(checked.array.store, chunk.key))
+    return Problem("can't be read: it does not begin like data of Blosc", Advice(remedy))
 
 
 async def problem_with_decoding(
@@ -251,7 +254,8 @@ async def problem_with_decoding(
     else:
         advice = _explain_encoding(checked, chunk, start)
     if advice is not None:
-        return Problem("can't be read", advice)
+        what = f"can't be read: {advice.what}" if advice.what else "can't be read"
+        return Problem(what, advice._replace(what=""))
     if isinstance(error, EndianError) and is_sharded:
         return Problem(f"can't be read: {NO_INDEX_ENDIAN}")
     text = describe_error(error).removesuffix(FIND_OTHERS)
@@ -263,7 +267,8 @@ async def problem_with_decoding(
     if is_sharded:
         return Problem(f"can't be read: {text} (the shard may be damaged)", REMEDY)
     what = f"can't be read: {text.partition('; ')[0] if isinstance(error, LengthError) else text}"
-    return Problem(what, Advice(CORRECT_OR_RESTORE), num_elements=_num_decoded(error))
+    remedy = correct_or_restore(kind_of_reference(stored.store, stored.path))
+    return Problem(what, Advice(remedy), num_elements=_num_decoded(error))
 
 
 def _num_decoded(error: Exception) -> int | None:

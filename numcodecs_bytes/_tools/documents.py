@@ -141,7 +141,8 @@ def document_at(store: Store, key: str) -> Document:
     try:
         return object_of(json.loads(raw), key)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        why = explain_stand_in(raw) or f"{error}; {_MEND}"
+        what = error if raw.strip(b"\0 \n") else "it is empty"
+        why = explain_stand_in(raw) or f"{what}; {_MEND}"
         return Broken(ValueError(f"{key} is not JSON: {why}"), raw)
     except RecursionError:
         return Broken(ValueError(f"{key} is nested too deeply; {_MEND}"))

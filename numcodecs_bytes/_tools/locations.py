@@ -70,9 +70,11 @@ def open_store(
     if not location:  # a variable of the shell was not set; zarr takes it for this folder
         raise ValueError("expected the path or URL of a store, got an empty text")
     store = _open_location(location, options, read_only=read_only)
+    is_repository = value_or_error(sync, _is_repository(store))
+    if not read_only and is_repository is True:
+        raise ValueError(f"this is an Icechunk repository, which is Zarr v3: {_WRITABLE}")
     if not read_only:
         return _with_atomic_writes(store)
-    is_repository = value_or_error(sync, _is_repository(store))
     _refuse_options(is_repository, options)
     if is_repository is True:  # an error is raised again when the store is read
         return _open_repository(location, icechunk_ref or {"branch": "main"})
@@ -389,6 +391,8 @@ def _read_references(location: str, options: JSONObject) -> JSONObject:
         if document.__cause__ is None:
             raise document
         why = document.__cause__  # the error itself only names the URL
+        if getattr(why, "status", None) == 404:
+            raise FileNotFoundError(f"there is no such file: {location}") from document
         raise OSError(f"the references can't be read: {type(why).__name__}: {why}") from document
     if isinstance(document, dict) and (
         isinstance(document.get("refs"), dict)

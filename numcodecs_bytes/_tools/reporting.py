@@ -2,6 +2,7 @@
 
 import errno
 import re
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -9,7 +10,8 @@ from http.client import responses
 from importlib.metadata import packages_distributions
 from numbers import Integral
 from traceback import walk_tb
-from typing import Literal, ParamSpec, Protocol, TypeVar
+from types import ModuleType
+from typing import Literal, NoReturn, ParamSpec, Protocol, TypeVar
 
 from numcodecs_bytes._core.catch import value_or_error
 
@@ -78,7 +80,8 @@ def _remedy_for(error: Exception, options: str) -> str:
     if type(error).__name__ == "BadZipFile":
         return ": restore the archive"
     text = str(error)
-    if "IcechunkError" in type(error).__name__ and "not found" in text and "virtual" not in text:
+    is_of_icechunk = type(error).__module__.startswith("icechunk")
+    if is_of_icechunk and "not found" in text and "virtual" not in text:
         return ": restore the repository, or read an earlier snapshot"
     if type(error).__name__ == "NoCredentialsError":
         return f": give credentials in the {options} or, if the data are public, anon"
@@ -124,6 +127,17 @@ def value_or_expected_error(
     if isinstance(value, Exception) and is_bug(value):
         raise value
     return value
+
+
+class _Module(ModuleType):
+    def __call__(self, *_args: object, **_options: object) -> NoReturn:
+        function = self.__name__.rpartition(".")[2]
+        raise TypeError(f"{self.__name__} is a module: call {self.__name__}.{function}(...)")
+
+
+def refuse_calls(module: str) -> None:
+    """Let a module say what to do if it is called like the function in it that has its name."""
+    sys.modules[module].__class__ = _Module
 
 
 @dataclass

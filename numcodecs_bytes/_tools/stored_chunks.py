@@ -28,6 +28,7 @@ from numcodecs_bytes._tools.documents import METADATA, join, local_path, walk
 from numcodecs_bytes._tools.reporting import describe_error
 from numcodecs_bytes._zarr_api.file_systems import (
     is_inlined,
+    is_web_server,
     references_of,
     target_of,
 )
@@ -57,10 +58,13 @@ class StoredChunk(NamedTuple):
 class Listed(NamedTuple):
     """What a store lists in the folder of an array, or that it lists nothing."""
 
-    # "misnamed": a file with the name of a chunk under another chunk key encoding. "error": a
+    # "misnamed": a file with the name of a chunk under another chunk key encoding. "outside": a
+    # file with the name of a chunk that would be outside the shape of the array. "error": a
     # folder can't be listed, so that chunks may be missed. "unlisted": nothing is listed, so that
     # names of chunks are tried. "leftover": a write that was killed has left the file.
-    kind: Literal["chunk", "misnamed", "metadata", "leftover", "other", "error", "unlisted"]
+    kind: Literal[
+        "chunk", "misnamed", "outside", "metadata", "leftover", "other", "error", "unlisted"
+    ]
     name: str = ""  # the name of a file in that folder, or what an error says
     chunk_coords: ChunkCoords = ()
 
@@ -168,12 +172,13 @@ def _listed(array: AnyArray, grid: list[int]) -> Iterator[Listed]:
     before: list[Listed] = []
     for each in found:
         before.append(each)
-        if each.kind in ("chunk", "metadata"):
+        if each.kind == "chunk" or (each.kind == "metadata" and not is_web_server(array.store)):
             yield from before
             yield from found
             return
-    # A folder that can be listed holds at least the metadata. Otherwise, what the store lists are
-    # the links of a web page, for example, and zarr reads the chunks nevertheless.
+    # A folder that can be listed holds at least the metadata; otherwise, what is listed are the
+    # links of a web page, for example, and zarr reads the chunks nevertheless. A web server may
+    # list one folder, and not another.
     yield Listed("unlisted")
     for number in range(min(math.prod(grid), MAX_UNLISTED)):
         yield Listed("chunk", chunk_coords=tuple(map(int, np.unravel_index(number, grid))))
@@ -195,9 +200,13 @@ def _named_in_folder(array: AnyArray, grid: list[int]) -> Iterator[Listed]:
             continue
         name = key.removeprefix(prefix)
         chunk_coords = _numbers_in(name) if grid else ()
-        is_in_grid = len(chunk_coords) == len(grid) and all(map(operator.lt, chunk_coords, grid))
-        if is_in_grid and array.metadata.encode_chunk_key(chunk_coords) == name.rstrip("/"):
+        has_coords = len(chunk_coords) == len(grid)
+        is_in_grid = has_coords and all(map(operator.lt, chunk_coords, grid))
+        is_key = has_coords and array.metadata.encode_chunk_key(chunk_coords) == name.rstrip("/")
+        if is_key and is_in_grid:
             yield Listed("chunk", name, chunk_coords)  # it may be a folder
+        elif is_key and not name.endswith("/"):
+            yield Listed("outside", name, chunk_coords)
         elif is_in_grid and _CHUNK.fullmatch(name):
             yield Listed("misnamed", name, chunk_coords)
         elif LEFTOVER.fullmatch(name):

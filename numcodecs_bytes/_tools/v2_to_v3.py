@@ -48,6 +48,8 @@ def v3_document(old: JSONObject) -> JSONObject:
     if isinstance(metadata, Exception):  # a TypeError, if the configuration of a codec is wrong
         advice = why_not_opened(old) or "if .zarray is damaged, correct or restore it"
         why = explain_error(metadata).rstrip(".")
+        if isinstance(metadata, KeyError):
+            why = f".zarray lacks {metadata}"
         raise ValueError(f"{why}; {advice}") from metadata  # noqa: TRY004
     dtype = pack_dtype(metadata.dtype.to_native_dtype())
     filters, serializer, of_bytes = _split_codecs(metadata)

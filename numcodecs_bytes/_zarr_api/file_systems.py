@@ -20,6 +20,11 @@ def references_of(store: Any) -> Any:
     return getattr(getattr(store, "fs", None), "references", None)
 
 
+def is_web_server(store: Any) -> bool:
+    """Whether a store of fsspec is a web server."""
+    return "http" in getattr(getattr(store, "fs", None), "protocol", ())
+
+
 def reference_to(store: Any, key: str) -> Any:
     """Return the reference to a chunk of a store that has references, or None."""
     return references_of(store).get(f"{store.path}/{key}".strip("/"))

@@ -145,6 +145,27 @@ class TestShards:
         assert remedy.startswith("if the metadata, or a consolidated copy of them, state the wrong")
 
     @pytest.mark.usefixtures("our_pipeline")
+    @pytest.mark.parametrize("zarr_format", [2, 3])
+    def test_a_chunk_that_was_encoded_otherwise(self, tmp_path, zarr_format):
+        """To rewrite it was advised, although it is intact, and `check` says to keep it."""
+        codec = numcodecs.Zstd() if zarr_format == 2 else zarr.codecs.ZstdCodec()
+        settings = {"shape": 40, "dtype": "f4", "zarr_format": zarr_format, "compressors": codec}
+        array = zarr.create_array(tmp_path, **settings)
+        array[:] = 1
+        chunk = tmp_path / array.metadata.encode_chunk_key((0,))
+        for stored, seems in (
+            (array[:].tobytes(), "it has the length of elements that are not encoded, contrary to"),
+            (numcodecs.GZip().encode(bytes(160)), "it seems to be compressed by gzip, contrary to"),
+            (b"", "it is empty: restore or rewrite it"),
+        ):
+            chunk.write_bytes(stored)
+            with pytest.raises(Exception, match=".*") as caught:
+                array[:]
+            assert caught.value.__notes__[1].startswith(seems)
+            (report,) = check(tmp_path)
+            assert seems in report.problems[0]
+
+    @pytest.mark.usefixtures("our_pipeline")
     @pytest.mark.parametrize("kind", [MemoryError, OfUserError])
     def test_what_is_no_damage(self, tmp_path, monkeypatch, kind):
         """A lack of memory, or what a handler of a signal raises: to mend the chunk was advised."""
