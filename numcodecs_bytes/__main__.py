@@ -86,7 +86,7 @@ def _check(options: argparse.Namespace) -> Iterator[Finding]:
     arrays: list[JSONObject] = []
     unreadable: list[JSONObject] = []
     for location in options.stores:
-        is_empty, is_readable = True, True
+        is_empty, is_readable, is_group = True, True, False
         for found in _reports_on(location, options):
             is_empty = False
             if isinstance(found, Exception):
@@ -94,6 +94,7 @@ def _check(options: argparse.Namespace) -> Iterator[Finding]:
                 unreadable.append({"store": location, "error": reason_of(found)})
                 yield failure(f"can't read {location}", found)
                 continue
+            is_group |= found.kind == "group" and not found.path
             numbers["array"] += found.kind == "array"
             numbers["chunk"] += found.num_chunks
             numbers["problem"] += found.num_problems
@@ -103,8 +104,8 @@ def _check(options: argparse.Namespace) -> Iterator[Finding]:
                 yield Finding(Status.PROBLEMS if found.num_problems else Status.FINE, text)
         if is_empty:
             yield Finding(Status.PROBLEMS, message=_why_no_array(location))
-        elif is_readable and not options.only_problems and (why := _explain_no_group(location)):
-            yield Finding(text=why)
+        elif is_readable and not is_group and not options.only_problems:
+            yield Finding(text=_explain_no_group(location))
     document: JSONObject = {f"num_{what}s": number for what, number in numbers.items()}
     document |= {"arrays": arrays, "unreadable": unreadable}
     counts = ", ".join(plural(number, what) for what, number in numbers.items())

@@ -7,6 +7,7 @@ other codecs, are decoded by zarr, about 64 MiB at a time.
 
 import contextlib
 import math
+import re
 import reprlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,9 +61,11 @@ from numcodecs_bytes._tools.reporting import (
 from numcodecs_bytes._tools.stored_chunks import ChunkCoords
 from numcodecs_bytes._tools.v2_to_v3 import disagreements, why_no_endian, why_wrong_dtype
 from numcodecs_bytes._tools.xarray_attributes import (
+    dimensions_of,
     encode_mask,
     how_to_decode,
     is_decodable,
+    problems_with_dimensions,
     why_wrong_dimensions,
 )
 from numcodecs_bytes._zarr_api.file_systems import references_of
@@ -122,21 +125,29 @@ def _check_arrays(
 ) -> Iterator[ArrayReport]:
     """Yield the report on each array, and each group with problems; raise a bug in the end."""
     bugs: list[Exception] = []
+    groups: set[str] = set()
+    dimensions: dict[str, list[str] | None] = {}  # the names of those of each array
     for node in find_nodes(store):
         report = ArrayReport(node.path, node.kind, notes=[node.note] if node.note else [])
         if node.kind == "group":
             report.partial_reads = "no: it is a group"
-        error = value_or_error(_check_node, store, node, report, limits, progress)
-        if error is not None:
-            if is_bug(error):
-                error.add_note(f"while checking {node.kind} /{node.path}")
-                bugs.append(error)
-                continue
-            report.add_problem(f"it can't be checked: {describe_error(error)}")
+        names = value_or_error(_check_node, store, node, report, limits, progress)
+        if not isinstance(names, Exception):
+            dimensions[node.path] = names
+        elif is_bug(names):
+            names.add_note(f"while checking {node.kind} /{node.path}")
+            bugs.append(names)
+            continue
+        else:
+            report.add_problem(f"it can't be checked: {describe_error(names)}")
         for problem in node.problems:
             report.add_problem(problem)
+        if node.kind == "group":
+            groups.add(node.path)
         if node.kind == "array" or report.problems:
             yield report
+    for path, problem in problems_with_dimensions(dimensions, groups):
+        yield ArrayReport(path, "group", "", "no: it is a group", 0, [problem], 1)
     if bugs:
         raise bugs[0]
 
@@ -147,15 +158,16 @@ def _check_node(
     report: ArrayReport,
     limits: Limits,
     progress: ProgressBar | None,
-) -> None:
-    """Report what is wrong with an array, or the metadata of a group."""
+) -> list[str] | None:
+    """Report what is wrong with an array or a group, and return `dimensions_of` an array."""
     document = node.document
     if isinstance(document, Broken):
         report.add_problem(f"its metadata {describe_failure(document.error, is_named=False)}")
     elif document is not None and node.kind == "group":
         _compare_attributes(node.attributes_of_v2, document.get("attributes"), report)
     elif document is not None:
-        _check_array(StorePath(store, node.path), document, report, limits, progress)
+        return _check_array(StorePath(store, node.path), document, report, limits, progress)
+    return []
 
 
 def _check_array(
@@ -164,16 +176,17 @@ def _check_array(
     report: ArrayReport,
     limits: Limits,
     progress: ProgressBar | None,
-) -> None:
+) -> list[str] | None:
     array = value_or_error(array_of, document, store_path)
     if isinstance(array, Exception):
-        lacks = isinstance(array, KeyError)
-        of_metadata = f"its metadata lack {array}" if lacks else describe_error(array)
+        lacking = re.search("missing [0-9]+ required keyword-only arguments?: (.*)", str(array))
+        name = str(array) if isinstance(array, KeyError) else lacking and lacking[1]
+        of_metadata = f"its metadata lack {name}" if name else describe_error(array)
         why = explain_wrong_setting(array) or f": {of_metadata}"
         hint = why_not_opened(document)
         report.add_problem(f"zarr can't open it{why}{hint and f'; {hint}'}")
         report.notes += filter(None, [explain_other_codec()])
-        return
+        return []
     names = array.dtype.names
     report.data_type = f"struct of {len(names)} fields" if names else str(array.dtype)
     is_in_part = _report_partial_reads(array, report)
@@ -183,6 +196,7 @@ def _check_array(
             after = f", and zarr {zarr.__version__} only after `import {zarr_data_types.__name__}`"
         report.notes.append(f"zarr opens its data type {_WHILE_INSTALLED}{after}")
     if array.metadata.zarr_format == 3:
+        attributes: JSONObject = {}
         _check_v3_codecs(array, document, report)
         _check_fill_value_attribute(array, report)
         _compare_with_v2(store_path, document, report)
@@ -201,6 +215,7 @@ def _check_array(
         _check_masked_zeros(array, attributes, first, report, limits)
     if is_in_part and report.num_chunks:
         _check_byte_ranges(array, first, report)
+    return dimensions_of(array, document, attributes)
 
 
 def _check_byte_ranges(array: AnyArray, first: ChunkCoords | None, report: ArrayReport) -> None:

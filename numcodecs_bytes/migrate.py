@@ -452,16 +452,17 @@ class _Migration:
             )
 
     def _refuse_to_lose(self, path: str, consolidated: JSONObject) -> None:
-        """Raise ValueError if only the consolidated metadata of a group have an array."""
+        """Raise ValueError if only the consolidated metadata of a group have another node."""
         found = consolidated.get("metadata")
         keys = [join(path, key) for key in (found if isinstance(found, dict) else ())]
-        documents = [key for key in keys if key.endswith("/.zarray") and ".." not in key.split("/")]
+        documents = [key for key in keys if key.endswith(("/.zarray", "/.zgroup"))]
+        documents = [key for key in documents if ".." not in key.split("/")]
         unvisited = [key for key in documents if key.rpartition("/")[0] not in self.nodes]
         # A link may lead to a folder that is visited under another name.
         lost = [key for key in unvisited if document_at(self.store, key) is None]
         if lost:
             raise ValueError(
-                f"only .zmetadata has {', '.join(lost[:10])}: write that from it or, if the array "
+                f"only .zmetadata has {', '.join(lost[:10])}: write that from it or, if the node "
                 "was deleted, consolidate again, with zarr.consolidate_metadata"
             )
 

@@ -334,7 +334,7 @@ class TestWrongMetadata:
             f"chunk shape or codecs: correct them{expected}"
         )
         if num_bytes == 24:
-            why = "if it is truncated, restore or rewrite it; if the metadata, "
+            why = "if the metadata, or a consolidated copy of them, state the wrong data type, "
         assert problem.startswith(
             f"each of its 2 chunks, such as c/0, holds {num_bytes} bytes, expected "
             f"{8 * array.dtype.itemsize}: {why}"
@@ -593,18 +593,20 @@ class TestHierarchies:
 
     @pytest.mark.parametrize("zarr_format", [2, 3])
     def test_groups_whose_metadata_are_lost(self, tmp_path, zarr_format, capsys):
-        """Nobody said that they do not show their arrays."""
+        """Nothing but a note said that they do not show their arrays."""
         group = zarr.create_group(tmp_path / "g", zarr_format=zarr_format)
         for name in ("sub/a", "sub/b", "c"):
             group.create_array(name, shape=3, dtype="i1")[:] = 1
-        assert not any(report.notes for report in check(tmp_path / "g").values())
+        assert not any(report.problems for report in check(tmp_path / "g").values())
         name = {2: ".zgroup", 3: "zarr.json"}[zarr_format]
         (tmp_path / "g/sub" / name).unlink()
-        notes = [note for report in check(tmp_path / "g").values() for note in report.notes]
-        assert len(notes) == 1
-        assert notes[0].startswith("folder sub has no zarr.json or .zgroup, so that groups do not")
-        (tmp_path / "g/sub" / name).write_text("{")  # that is reported of itself
-        assert not any(report.notes for report in check(tmp_path / "g").values())
+        found = {path: each.problems for path, each in check(tmp_path / "g").items()}
+        (problem,) = found.pop("sub")
+        assert problem.startswith("it has no zarr.json or .zgroup, so that groups do not show what")
+        assert not any(found.values())
+        (tmp_path / "g/sub" / name).write_text("{")
+        (problem,) = check(tmp_path / "g")["sub"].problems
+        assert "is not JSON" in problem
         (tmp_path / "g/sub" / name).unlink()
         (tmp_path / "g" / name).unlink()
         assert main(["check", str(tmp_path / "nowhere"), str(tmp_path / "g")]) == 2
@@ -612,6 +614,61 @@ class TestHierarchies:
         assert what in capsys.readouterr().out
         assert main(["migrate", "--dry-run", str(tmp_path / "g")]) == (zarr_format == 3)
         assert (what in capsys.readouterr().out) == (zarr_format == 2)
+
+    @pytest.mark.parametrize("zarr_format", [2, 3])
+    @pytest.mark.parametrize("location", LOCATIONS)
+    def test_a_root_whose_metadata_are_lost(self, tmp_path, zarr_format, location, capsys):
+        """Of a data set of xarray's; a folder of other stores need not be a group."""
+        settings = {"shape": 4, "dtype": "i1", "zarr_format": zarr_format}
+        for name in ("t", "u"):
+            of_v2 = {"attributes": {"_ARRAY_DIMENSIONS": ["t"]}}
+            named = of_v2 if zarr_format == 2 else {"dimension_names": ["t"]}
+            zarr.create_array(tmp_path / "a", name=name, **settings | named)[:] = 1
+            zarr.create_array(tmp_path / "b", name=name, **settings)[:] = 1
+        for path in ("a", "b"):
+            (tmp_path / path / (".zgroup" if zarr_format == 2 else "zarr.json")).unlink()
+        found = check(at(location, tmp_path / "a"))
+        (problem,) = found[""].problems
+        assert problem.startswith("it has no zarr.json or .zgroup, but its arrays share dimensions")
+        assert not any(each.problems for each in check(at(location, tmp_path / "b")).values())
+        assert main(["check", "--only-problems", "--json", str(tmp_path / "a")]) == 1
+        assert "share dimensions" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("zarr_format", [2, 3])
+    def test_an_array_without_names_of_dimensions_among_others(self, tmp_path, zarr_format):
+        """xarray raises a KeyError for the group; `check` passed it."""
+        group = zarr.create_group(tmp_path, zarr_format=zarr_format)
+        for name in ("t", "u"):
+            of_v2 = {"attributes": {"_ARRAY_DIMENSIONS": ["t"]}}
+            named = of_v2 if zarr_format == 2 else {"dimension_names": ["t"]}
+            group.create_array(name, shape=4, dtype="i1", **named)[:] = 1
+        group.create_array("number", shape=(), dtype="i1")[...] = 1
+        assert not any(each.problems for each in check(tmp_path).values())
+        group.create_array("v", shape=4, dtype="i1")[:] = 1
+        (problem,) = check(tmp_path)[""].problems
+        why = "xarray can't read it: v has no names of dimensions, unlike others of its arrays"
+        assert problem == f"{why}: restore these"
+
+    def test_references_in_parquet_in_a_folder(self, tmp_path):
+        """Healthy ones had a problem for each array, and wrong advice."""
+        zarr.create_array(tmp_path / "a", shape=4, dtype="i1")[:] = 1
+        metadata = {".zgroup": {"zarr_format": 2}, "b/.zarray": metadata_v2("|i1", (4,), (4,))}
+        (tmp_path / "r.parq/b").mkdir(parents=True)
+        document = {"metadata": metadata, "record_size": 10}
+        (tmp_path / "r.parq/.zmetadata").write_text(json.dumps(document))
+        assert {path: each.problems for path, each in check(tmp_path).items()} == {"a": []}
+
+    @pytest.mark.needs("os.symlink")
+    @pytest.mark.parametrize("name", ["g/a", "g/b/c", "g/b/c/0"])
+    def test_folders_that_are_links_to_what_is_missing(self, tmp_path, name):
+        """zarr reads fill values, or shows no array, and nothing was said."""
+        group = zarr.create_group(tmp_path / "g")
+        for each in ("a", "b"):
+            group.create_array(each, shape=(4, 4), dtype="i1", compressors=None)[:] = 1
+        shutil.rmtree(tmp_path / name)
+        (tmp_path / name).symlink_to("/nowhere", target_is_directory=True)
+        problems = [each.problems for each in check(tmp_path / "g").values()]
+        assert "is a symbolic link that leads nowhere: restore what it leads to" in str(problems)
 
     def test_a_group_of_another_format(self, tmp_path):
         zarr.create_group(tmp_path, zarr_format=2).create_array("a", shape=3, dtype="i1")
@@ -817,7 +874,11 @@ class TestAdvice:
             refs[f"{name}/0"] = f"base64:{raw}"
         (tmp_path / "a.json").write_text(json.dumps({"version": 1, "refs": refs}))
         found = check(tmp_path / "a.json")
-        assert [name for name, each in found.items() if each.problems] == ["other", "zeros"]
+        assert [name for name, each in found.items() if each.problems] == ["other", "zeros", ""]
+        why = (
+            "xarray can't read it: unnamed has no names of dimensions, unlike others of its arrays"
+        )
+        assert found[""].problems == [f"{why}: restore these"]
         assert [name for name, each in found.items() if each.notes] == ["none"]
         assert found["zeros"].problems[0].startswith("xarray reads its zeros as NaN, because")
 
@@ -1082,6 +1143,7 @@ class TestChunks:
         assert "it is a web page" in str(found["page"])
         assert found["other"].num_problems == 1
 
+    @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
     def test_converted_chunks_without_padding(self, tmp_path):
         """Those four times too long were to be padded."""
         codec = {"dtype": "<f8", "astype": "|u1", "scale": 1, "offset": 0}
@@ -1305,6 +1367,19 @@ class TestChunks:
         *named, last = note.rpartition(": ")[2].split(", ")
         assert (last == "...") == (len(others) > 3)
         assert set(named) | {last} - {"..."} <= set(others)
+
+    @pytest.mark.parametrize("names", [("0.gz", "1.gz"), ("C/0", "C/1"), (".0.aB3dEf",)])
+    def test_files_that_may_be_all_chunks(self, tmp_path, names):
+        """They were noted like any other file, and zarr reads fill values."""
+        zarr.create_array(tmp_path, shape=4, chunks=2, dtype="i1", compressors=None)
+        for name in names:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_bytes(bytes(2))
+        (problem,) = check(tmp_path)[""].problems
+        files = "1 file" if len(names) == 1 else "2 files"
+        assert problem.startswith(
+            f"it has no chunks, but {files} that zarr does not read, such as "
+        )
 
     @pytest.mark.parametrize("location", LOCATIONS)
     @pytest.mark.parametrize(("zarr_format", "names"), [(2, ["4", "5"]), (3, ["c/4", "c/5"])])
@@ -1576,6 +1651,7 @@ class TestConsolidatedMetadata:
         of_root = "the consolidated metadata of group /"
         differ = f"{of_root} and its own differ in attributes: if its own are right, {again}"
         of_below = differ.replace("group /", "group /below")
+        lost += "" if is_v2 else ", without its consolidated_metadata"
         deleted = [f"it has no {name}, but {of_root} have it: {lost}"]
         expected = {
             "below": [differ, of_below] if is_v2 else [differ],
@@ -1654,9 +1730,8 @@ class TestKindsOfStores:
         with serving(healthy.parent, status) as url:
             of_v2 = check(f"{url}/v2").items()
             found = check(f"{url}/healthy") | {f"v2/{path}": each for path, each in of_v2}
-        tried = "3 of 3 possible chunk names were tried, because the store does not list its chunks"
         present = "1 of 3 chunks are present; the missing ones are read as the fill value"
-        assert (found["plain"].notes, found["empty"].notes) == ([tried, present], [])
+        assert (found["plain"].notes, found["empty"].notes) == ([present], [])
         assert found.keys() == PARTIAL_READS.keys()
         assert [path for path, report in found.items() if report.problems] == ["plain"]
         (problem,) = found["plain"].problems
@@ -1745,6 +1820,41 @@ class TestKindsOfStores:
         with serving(tmp_path, 404, answers) as url:
             (report,) = check(url).values()
         assert "it is a web page, such as a login form" in str(report.problems)
+
+    @pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
+    def test_shards_on_a_web_server_without_byte_ranges(self, tmp_path):
+        """They were said to be damaged, and to be restored."""
+        pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
+        settings = {"shape": (8, 6), "shards": (4, 4), "chunks": (2, 2), "dtype": "i4"}
+        zarr.create_group(tmp_path).create_array("a", **settings)[...] = 1
+        zarr.consolidate_metadata(tmp_path)
+        with serving(tmp_path, 404) as url:
+            (report,) = check(url).values()
+        why = "can't be read: the server ignores byte ranges, and sends whole shards: download the"
+        assert report.problems
+        assert all(why in problem for problem in report.problems)
+
+    def test_what_another_package_prints(self, tmp_path, capsys):
+        """The document in JSON was none."""
+        fsspec = pytest.importorskip("fsspec")
+
+        class Printing(fsspec.AbstractFileSystem):
+            protocol = "printing"
+
+            def cat_file(self, *_args, **_options):
+                sys.stdout.write("Corrupted thrift data")
+                raise OSError("damaged")
+
+        refs = {
+            "a/.zarray": json.dumps(metadata_v2("<i2", (4,), (4,))),
+            "a/0": ["printing://b", 0, 8],
+        }
+        (tmp_path / "a.json").write_text(json.dumps({"version": 1, "refs": refs}))
+        fsspec.register_implementation("printing", Printing, clobber=True)
+        assert main(["check", "--json", str(tmp_path / "a.json")]) == 1
+        printed = capsys.readouterr()
+        assert json.loads(printed.out)["num_problems"] == 1
+        assert "Corrupted thrift data" in printed.err
 
     def test_a_web_server_that_sends_a_page_for_what_is_missing(self, tmp_path):
         """As those of single-page applications do: a healthy array had a problem."""
@@ -2335,6 +2445,7 @@ def test_references_in_many_groups_are_listed_at_once(tmp_path):
     for path in ("g1/a", "g1/b", "g10/a", "g1-/a", "g/a"):
         references[f"{path}/.zarray"] = json.dumps(array.metadata.to_dict())
         references[f"{path}/0"] = "x"
+        references[f"{path.partition('/')[0]}/.zgroup"] = references[".zgroup"]
     (tmp_path / "r.json").write_text(json.dumps(references))
     num_looks = 0
 

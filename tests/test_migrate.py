@@ -720,11 +720,20 @@ class TestRemedies:
             "": "refused",
             "b": "migrated",
         }
-        why = "only .zmetadata has a/.zarray: write that from it or, if the array was deleted, "
+        why = "only .zmetadata has a/.zarray: write that from it or, if the node was deleted, "
         assert found[""].reasons[0].startswith(why)
         (tmp_path / "a/.zarray").write_bytes(document)
         assert statuses(tmp_path)[""] == "migrated"
         assert sorted(zarr.open_group(tmp_path, mode="r")) == ["a", "b"]
+
+    def test_a_group_that_only_consolidated_metadata_have(self, tmp_path):
+        """zarr showed what is in it before, and no more after."""
+        group = zarr.create_group(tmp_path, zarr_format=2)
+        group.create_array("a/b", shape=3, dtype="i1")[:] = 1
+        zarr.consolidate_metadata(tmp_path)
+        (tmp_path / "a/.zgroup").unlink()
+        why = "only .zmetadata has a/.zgroup: write that from it or, if the node was deleted, "
+        assert migrated(tmp_path)[""].reasons[0].startswith(why)
 
     def test_links_to_what_is_missing_or_visited_under_another_name(self, tmp_path):
         group = zarr.create_group(tmp_path, zarr_format=2)
@@ -737,7 +746,8 @@ class TestRemedies:
         assert [report.problems for report in check(tmp_path)] == [[]]
         assert set(statuses(tmp_path, undo=True).values()) == {"undone"}
         (tmp_path / "a").rename(tmp_path / "c")
-        assert "only .zmetadata has a/b/.zarray, latest/b/.zarray" in str(migrated(tmp_path)[""])
+        lost = "a/.zgroup, latest/.zgroup, a/b/.zarray, latest/b/.zarray"
+        assert f"only .zmetadata has {lost}: write" in str(migrated(tmp_path)[""])
 
     @pytest.mark.parametrize("metadata", [None, 5, [1], {"../a/.zarray": {}}])
     def test_odd_consolidated_metadata(self, tmp_path, metadata):

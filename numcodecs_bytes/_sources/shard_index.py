@@ -61,6 +61,10 @@ async def explain_shard(shard: StorePath, layout: object) -> Advice | None:
         return Advice(EMPTY)
     if why := explain_stand_in(await start_of(shard)):
         return Advice(why)
+    first = await async_value_or_error(shard.get(byte_range=RangeByteRequest(0, 1)))
+    if first is not None and not isinstance(first, Exception) and len(first) > 1:
+        how = "download the array, or use a server that supports byte ranges"
+        return Advice(f"the server ignores byte ranges, and sends whole shards: {how}")
     if not isinstance(layout, ShardLayout) or not isinstance(num_bytes, int):
         return None
     is_certain = False
@@ -90,7 +94,7 @@ async def _fetch_index(shard: StorePath, layout: ShardLayout, start: int) -> UIn
     part = RangeByteRequest(start, start + layout.index_bytes)
     raw = await async_value_or_error(shard.get(byte_range=part))
     if raw is None or isinstance(raw, Exception) or len(raw) != layout.index_bytes:
-        return None  # some servers ignore byte ranges
+        return None
     return index_of(layout, np.frombuffer(raw.to_bytes(), np.uint8))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import sys
 
@@ -38,19 +39,32 @@ def report_listing(
     num_tried = num_in_all
     if num_in_all and any(each.kind == "unlisted" for each in beside):
         num_tried = min(num_in_all, MAX_UNLISTED)
-        tried = f"{num_tried} of {num_in_all} possible chunk names were tried"
-        report.notes.append(f"{tried}, because the store does not list its chunks")
+        if num_tried < num_in_all:
+            tried = f"{num_tried} of {num_in_all} possible chunk names were tried"
+            report.notes.append(f"{tried}, because the store does not list its chunks")
     if num_chunks + num_misnamed < num_tried == num_in_all:
         missing = "others were not found" if errors else "missing ones are read as the fill value"
         file = value_or_expected_error(missing_parquet_file, array.store, array.path, num_in_all)
         if isinstance(file, str) and file:
             missing += f"; {file} does not exist: if it was lost, restore it"
         report.notes.append(f"{num_chunks} of {num_in_all} chunks are present; the {missing}")
-    if others:
-        files, names = plural(len(others), "file"), ", ".join(others[:3])
-        more = ", ..." if len(others) > 3 else ""
-        note = f"zarr does not read {files}, because no chunk has such a name: {names}{more}"
-        report.notes.append(note)
+    _report_others(others, report, has_chunks=num_chunks + num_misnamed > 0)
+
+
+def _report_others(names: list[str], report: ArrayReport, *, has_chunks: bool) -> None:
+    """Report files that zarr does not read: if there are no chunks, numbered ones may be some."""
+    if not names:
+        return
+    files = plural(len(names), "file")
+    numbered = [name for name in names if re.search("[0-9]", name)]
+    if numbered and not has_chunks:
+        report.add_problem(
+            f"it has no chunks, but {files} that zarr does not read, such as {numbered[0]}: if "
+            "these are chunks, rename them"
+        )
+        return
+    listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    report.notes.append(f"zarr does not read {files}, because no chunk has such a name: {listed}")
 
 
 def _report_outside(array: AnyArray, names: list[str], report: ArrayReport) -> None:

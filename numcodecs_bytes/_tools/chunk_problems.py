@@ -172,8 +172,9 @@ def _advise_on_length(
         if others and num_alike > 1 and num_bytes and not reference:
             may_be_intact = f"{num_alike} chunks have that length, and may be intact{dtypes}"
             return f"{may_be_intact}: keep them, and convert or restore them"
-    if others is False and (len(found.lengths) > 1 or (num_bytes < expected and not dtypes)):
-        others = None  # each may be damaged in its own way
+    is_alike = len(found.lengths) == 1 and (num_bytes > expected or dtypes)
+    if others is False and num_bytes and not is_alike:  # each may be damaged in its own way
+        return correct_or_restore(reference)
     return suspect.explain().given(others_can_be_read=others) + (dtypes if others is False else "")
 
 

@@ -96,6 +96,13 @@ def local_path(store: Any, path: str) -> Path | None:
     return None if folder is None else Path(folder, path)
 
 
+def leads_nowhere(store: Any, path: str) -> bool:
+    """Whether a local file or folder is a symbolic link to one that is missing."""
+    local = local_path(store, path)
+    # Unlike those of Path, these raise no error.
+    return local is not None and os.path.islink(local) and not os.path.exists(local)  # noqa: PTH110, PTH114
+
+
 def names_in(store: Store, path: str) -> list[str]:
     """Return the names in a folder of a store; an empty list if the store can't list."""
 
@@ -128,9 +135,7 @@ def document_at(store: Store, key: str) -> Document:
     """Return a JSON object in the store; None if it is missing."""
     raw = value_or_error(_read, store, key)
     if raw is None or isinstance(raw, FileNotFoundError | NotADirectoryError):
-        path = local_path(store, key)
-        # Unlike those of Path, these raise no error.
-        if path is not None and os.path.islink(path) and not os.path.exists(path):  # noqa: PTH110, PTH114
+        if leads_nowhere(store, key):
             missing = f"{key} is a symbolic link to a missing file: restore that file first"
             return Broken(ValueError(f"{missing} (git annex get, for example)"))
         return None
@@ -142,7 +147,8 @@ def document_at(store: Store, key: str) -> Document:
         return object_of(json.loads(raw), key)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         what = error if raw.strip(b"\0 \n") else "it is empty"
-        why = explain_stand_in(raw) or f"{what}; {_MEND}"
+        mend = "consolidate metadata again" if key.endswith(".zmetadata") else _MEND
+        why = explain_stand_in(raw) or f"{what}; {mend}"
         return Broken(ValueError(f"{key} is not JSON: {why}"), raw)
     except RecursionError:
         return Broken(ValueError(f"{key} is nested too deeply; {_MEND}"))

@@ -28,12 +28,14 @@ from numcodecs_bytes._tools.documents import (
     document_at,
     groups_above,
     join,
+    leads_nowhere,
     local_path,
     names_in,
     object_of,
     walk,
 )
 from numcodecs_bytes._tools.reporting import describe_error, value_or_expected_error
+from numcodecs_bytes._zarr_api.file_systems import references_of
 
 # A name that chunks have, and groups seldom.
 _CHUNK = re.compile(r"c|(c\.)?[0-9]+(\.[0-9]+)*")
@@ -93,6 +95,7 @@ def find_nodes(store: Store) -> Iterator[FoundNode]:
     paths: set[str] = set()
     lost: dict[str, str] = {}  # the name of a chunk in each folder that may have been an array
     no_groups: set[str] = set()  # folders below groups that have no metadata
+    lost_groups: dict[str, None] = {}  # those with arrays in them
     for folder in walk(store, partial(_visit, store)):
         if folder.consolidated is not None:
             consolidated[folder.consolidated.group] = folder.consolidated
@@ -106,30 +109,31 @@ def find_nodes(store: Store) -> Iterator[FoundNode]:
                 groups[path] = node.zarr_format
             else:
                 paths.add(path)
-                note = _why_not_shown(path, node, groups, no_groups)
+                note = _why_not_shown(path, node, groups)
+                lost_groups |= dict.fromkeys(g for g in groups_above(path) if g in no_groups)
             above = [consolidated[g] for g in (path, *groups_above(path)) if g in consolidated]
             problems = list(_stale_metadata(store, path, node, list(reversed(above))))
             yield FoundNode(path, node.kind, node.document, problems, note, folder.attributes_of_v2)
     for unvisited in _unvisited_nodes(store, list(consolidated.values()), {*paths, *groups}):
         lost.pop(unvisited.path, None)
+        lost_groups.pop(unvisited.path, None)
         yield unvisited
+    for path in lost_groups:
+        what = "it has no zarr.json or .zgroup, so that groups do not show what is in it"
+        yield FoundNode(path, "group", None, [f"{what}: if it was a group, restore that"])
     above_others = {group for path in (*paths, *groups) for group in groups_above(path)}
     for path in [path for path in lost if path not in above_others]:
         problem = f"it holds {lost[path]}, as an array holds chunks, but no zarr.json or .zarray"
         yield FoundNode(path, "array", None, [f"{problem}: if it was one, restore that"])
 
 
-def _why_not_shown(path: str, array: _Node, groups: dict[str, object], no_groups: set[str]) -> str:
-    """Return why groups do not show an array, or ""; of a folder that is no group, once."""
-    above = list(groups_above(path))
-    if array.zarr_format == 2 and any(groups.get(each) == 3 for each in above):
-        return f"it is of Zarr v2, which a Zarr v3 group above it does not show: {_BY_PATH}"
-    unshown = [each for each in above if each in no_groups]
-    no_groups.difference_update(unshown)
-    if not unshown:
-        return ""
-    no_group = f"folder {unshown[-1]} has no zarr.json or .zgroup, so that groups do not show what"
-    return f"{no_group} is in it: if it was a group, restore that; {_BY_PATH}"
+def _why_not_shown(path: str, array: _Node, groups: dict[str, object]) -> str:
+    """Return why groups do not show an array, or ""."""
+    for group in groups_above(path):
+        if (array.zarr_format, groups.get(group)) in ((2, 3), (3, 2)):
+            above = f"a Zarr v{groups[group]} group above it"
+            return f"it is of Zarr v{array.zarr_format}, which {above} does not show: {_BY_PATH}"
+    return ""
 
 
 def _visit(store: Store, path: str) -> tuple[_Folder, list[str]]:
@@ -240,8 +244,12 @@ def _chunk_in(store: Store, path: str, names: list[str]) -> str:
 
 
 def _why_no_path(store: Store, path: str) -> _Node | None:
-    """Return why zarr opens no such path, as a/../b, if it does not."""
-    store_path = value_or_error(StorePath, store, path)
+    """Return why zarr opens no such path, as a/../b, or a link that seems to lead to a node."""
+    store_path: object = value_or_error(StorePath, store, path)
+    if path and "." not in path.rpartition("/")[2] and leads_nowhere(store, path):
+        store_path = ValueError(
+            "it is a symbolic link that leads nowhere: restore what it leads to"
+        )
     return _array_of(Broken(store_path)) if isinstance(store_path, Exception) else None
 
 
@@ -274,6 +282,8 @@ def _consolidated_in(
         consolidated = document_at(store, join(path, ".zmetadata"))
     if consolidated is None or isinstance(consolidated, Broken):
         return consolidated
+    if "record_size" in consolidated and references_of(store) is None:
+        return None  # these are references in Parquet, a store of their own
     found = consolidated.get("metadata") if isinstance(consolidated, dict) else None
     if not isinstance(found, dict):
         file = ".zmetadata" if group is None else "consolidated_metadata in zarr.json"
@@ -370,7 +380,8 @@ def _unvisited_nodes(
             document = document_at(store, join(path, name))
             if document is None:
                 # They may be the only ones that are left.
-                lost = f"if {name} was lost, write it from them first"
+                without = ", without its consolidated_metadata" * (name == "zarr.json")
+                lost = f"if {name} was lost, write it from them first{without * (kind == 'group')}"
                 deleted = f"it has no {name}, but {of_group} have it: if it was deleted, {_REMEDY}"
                 problems = [f"{deleted}; {lost}"]
             else:

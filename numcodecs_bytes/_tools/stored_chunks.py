@@ -24,7 +24,7 @@ from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._sources.files import FileExtent, length_of_file
 from numcodecs_bytes._sources.stores import find_extent, only_states_lengths
 from numcodecs_bytes._tools.arrays import Grid
-from numcodecs_bytes._tools.documents import METADATA, join, local_path, walk
+from numcodecs_bytes._tools.documents import METADATA, join, leads_nowhere, local_path, walk
 from numcodecs_bytes._tools.reporting import describe_error
 from numcodecs_bytes._zarr_api.file_systems import (
     is_inlined,
@@ -198,21 +198,30 @@ def _named_in_folder(array: AnyArray, grid: list[int]) -> Iterator[Listed]:
         # Some stores list more than they are asked for, and archives have members for folders.
         if not key.startswith(prefix) or (key.endswith("/") and not is_local):
             continue
-        name = key.removeprefix(prefix)
-        chunk_coords = _numbers_in(name) if grid else ()
-        has_coords = len(chunk_coords) == len(grid)
-        is_in_grid = has_coords and all(map(operator.lt, chunk_coords, grid))
-        is_key = has_coords and array.metadata.encode_chunk_key(chunk_coords) == name.rstrip("/")
-        if is_key and is_in_grid:
-            yield Listed("chunk", name, chunk_coords)  # it may be a folder
-        elif is_key and not name.endswith("/"):
-            yield Listed("outside", name, chunk_coords)
-        elif is_in_grid and _CHUNK.fullmatch(name):
-            yield Listed("misnamed", name, chunk_coords)
-        elif LEFTOVER.fullmatch(name):
-            yield Listed("leftover", name)
-        elif name and not name.endswith("/"):
-            yield Listed("metadata" if METADATA.fullmatch(name) else "other", name)
+        if (listed := _listed_as(array, grid, key, key.removeprefix(prefix))) is not None:
+            yield listed
+
+
+def _listed_as(array: AnyArray, grid: list[int], key: str, name: str) -> Listed | None:
+    """Return what a name in the folder of an array stands for; None for other folders."""
+    chunk_coords = _numbers_in(name) if grid else ()
+    has_coords = len(chunk_coords) == len(grid)
+    is_in_grid = has_coords and all(map(operator.lt, chunk_coords, grid))
+    is_key = has_coords and array.metadata.encode_chunk_key(chunk_coords) == name.rstrip("/")
+    if is_key and is_in_grid:
+        return Listed("chunk", name, chunk_coords)  # it may be a folder
+    if is_key and not name.endswith("/"):
+        return Listed("outside", name, chunk_coords)
+    if _CHUNK.fullmatch(name) and leads_nowhere(array.store, key):
+        what = f"{name} is a symbolic link that leads nowhere: restore what it leads to"
+        return Listed("error", what)
+    if is_in_grid and _CHUNK.fullmatch(name):
+        return Listed("misnamed", name, chunk_coords)
+    if LEFTOVER.fullmatch(name):
+        return Listed("leftover", name)
+    if not name or name.endswith("/"):
+        return None
+    return Listed("metadata" if METADATA.fullmatch(name) else "other", name)
 
 
 def _numbers_in(name: str) -> ChunkCoords:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from numcodecs_bytes._core.configuration import JSONObject
@@ -51,7 +51,7 @@ def reason_of(error: Exception) -> str:
 def print_findings(findings: Iterable[Finding], *, as_json: bool) -> Status:
     """Print each finding as soon as it is yielded, or the document as JSON; return the status."""
     status = Status.FINE
-    for finding in findings:
+    for finding in _to_stderr(findings):
         status = max(status, finding.status)
         is_last = finding.document is not None
         print_to_stderr(finding.message)
@@ -61,6 +61,17 @@ def print_findings(findings: Iterable[Finding], *, as_json: bool) -> Status:
             text = json.dumps(finding.document, indent=2).replace("\x7f", "\\u007f")
             _print_or_exit(text, status)
     return status
+
+
+def _to_stderr(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield findings; what other packages print meanwhile is no part of the report."""
+    iterator = iter(findings)
+    while True:
+        with contextlib.redirect_stdout(sys.stderr):
+            finding = next(iterator, None)
+        if finding is None:
+            return
+        yield finding
 
 
 def print_to_stderr(text: str) -> None:

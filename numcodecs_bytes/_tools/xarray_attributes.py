@@ -11,9 +11,12 @@ import contextlib
 import json
 import math
 import struct
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
+from zarr.types import AnyArray
 
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.dtypes import AnyDType
@@ -27,6 +30,39 @@ def why_wrong_dimensions(document: JSONObject, attributes: JSONObject) -> str:
     if _DIMENSIONS not in attributes or (isinstance(names, list | str) and len(names) == num):
         return ""
     return _expected_names(f"attribute {_DIMENSIONS}", names, num, ".zattrs")
+
+
+def dimensions_of(
+    array: AnyArray, document: JSONObject, attributes: JSONObject
+) -> list[str] | None:
+    """Return the names of an array's dimensions; None if it has none, which xarray can't read."""
+    names: Any = getattr(array.metadata, "dimension_names", None)
+    is_nczarr = "_nczarr_array" in [str(name).lower() for name in (*document, *attributes)]
+    if array.metadata.zarr_format == 2:
+        names = attributes.get(_DIMENSIONS, [] if is_nczarr else None)
+    if isinstance(names, list | tuple):
+        return [str(name) for name in names]
+    return None if names is None and array.ndim else []
+
+
+def problems_with_dimensions(
+    dimensions: dict[str, list[str] | None], groups: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the path of each group that xarray can't read by its arrays' dimensions, and why."""
+    by_group: dict[str, dict[str, list[str] | None]] = defaultdict(dict)
+    for path, names in dimensions.items():
+        group, _, name = path.rpartition("/")
+        if name:
+            by_group[group][name] = names
+    for group, arrays in by_group.items():
+        unnamed = sorted(name for name, names in arrays.items() if names is None)
+        shared = Counter(name for names in arrays.values() for name in set(names or ()))
+        if unnamed and shared:
+            what = f"{unnamed[0]} has no names of dimensions, unlike others of its arrays"
+            yield group, f"xarray can't read it: {what}: restore these"
+        if not group and group not in groups and shared.total() > len(shared):
+            what = "it has no zarr.json or .zgroup, but its arrays share dimensions, as in a group"
+            yield group, f"{what}: if it was one, restore that; open them by their paths"
 
 
 def _expected_names(what: str, given: object, num: int, file: str) -> str:
