@@ -7,6 +7,7 @@ import copy
 import json
 import re
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -42,6 +43,7 @@ _CHUNK = re.compile(r"c|(c\.)?[0-9]+(\.[0-9]+)*")
 
 _BY_PATH = "open it by its path"
 _NAMES = {"array": "an array", "group": "a group"}
+_OTHER_FORMATS: dict[object, int] = {2: 3, 3: 2}
 _REMEDY = "consolidate them again, with zarr.consolidate_metadata"
 
 
@@ -86,54 +88,73 @@ class _Folder(NamedTuple):
 
 
 def find_nodes(store: Store) -> Iterator[FoundNode]:
-    """Yield the arrays and groups of a store, and then those that only consolidated metadata have.
+    """Yield the arrays and groups of a store, and then those whose metadata are lost.
 
     Raises the store's error if its root can't be read.
     """
-    consolidated: dict[str, _Consolidated] = {}  # by the paths of the groups
-    groups: dict[str, object] = {}  # their formats
-    paths: set[str] = set()
-    lost: dict[str, str] = {}  # the name of a chunk in each folder that may have been an array
-    no_groups: set[str] = set()  # folders below groups that have no metadata
-    lost_groups: dict[str, None] = {}  # those with arrays in them
+    hierarchy = _Hierarchy(store)
     for folder in walk(store, partial(_visit, store)):
+        yield from hierarchy.nodes_in(folder)
+    yield from hierarchy.lost_nodes()
+
+
+@dataclass
+class _Hierarchy:
+    """What has been found in a store, parents before their children."""
+
+    store: Store
+    consolidated: dict[str, _Consolidated] = field(default_factory=dict)  # by the paths of groups
+    groups: dict[str, object] = field(default_factory=dict)  # their formats
+    arrays: set[str] = field(default_factory=set)
+    no_groups: set[str] = field(default_factory=set)  # folders below groups that have no metadata
+    lost_groups: dict[str, None] = field(default_factory=dict)  # those with arrays in them
+    # The name of a chunk in each folder that may have been an array.
+    lost_arrays: dict[str, str] = field(default_factory=dict)
+
+    def nodes_in(self, folder: _Folder) -> Iterator[FoundNode]:
+        """Yield the nodes in a folder, compared with consolidated metadata."""
+        above = list(groups_above(folder.path))
         if folder.consolidated is not None:
-            consolidated[folder.consolidated.group] = folder.consolidated
-        if not folder.nodes and not groups.keys().isdisjoint(groups_above(folder.path)):
-            no_groups.add(folder.path)
-        if folder.chunk and next(groups_above(folder.path), None) in groups:
-            lost[folder.path] = folder.chunk
+            self.consolidated[folder.consolidated.group] = folder.consolidated
+        if not folder.nodes and not self.groups.keys().isdisjoint(above):
+            self.no_groups.add(folder.path)
+        if folder.chunk and next(iter(above), None) in self.groups:
+            self.lost_arrays[folder.path] = folder.chunk
         for path, node in folder.nodes.items():
-            note = ""
+            note, above = "", list(groups_above(path))
             if node.kind == "group":
-                groups[path] = node.zarr_format
+                self.groups[path] = node.zarr_format
             else:
-                paths.add(path)
-                note = _why_not_shown(path, node, groups)
-                lost_groups |= dict.fromkeys(g for g in groups_above(path) if g in no_groups)
-            above = [consolidated[g] for g in (path, *groups_above(path)) if g in consolidated]
-            problems = list(_stale_metadata(store, path, node, list(reversed(above))))
+                self.arrays.add(path)
+                self.lost_groups |= dict.fromkeys(g for g in above if g in self.no_groups)
+                note = _why_not_shown(node, [self.groups.get(group) for group in above])
+            stating = [self.consolidated[g] for g in (path, *above) if g in self.consolidated]
+            problems = list(_stale_metadata(self.store, path, node, stating[::-1]))
             yield FoundNode(path, node.kind, node.document, problems, note, folder.attributes_of_v2)
-    for unvisited in _unvisited_nodes(store, list(consolidated.values()), {*paths, *groups}):
-        lost.pop(unvisited.path, None)
-        lost_groups.pop(unvisited.path, None)
-        yield unvisited
-    for path in lost_groups:
-        what = "it has no zarr.json or .zgroup, so that groups do not show what is in it"
-        yield FoundNode(path, "group", None, [f"{what}: if it was a group, restore that"])
-    above_others = {group for path in (*paths, *groups) for group in groups_above(path)}
-    for path in [path for path in lost if path not in above_others]:
-        problem = f"it holds {lost[path]}, as an array holds chunks, but no zarr.json or .zarray"
-        yield FoundNode(path, "array", None, [f"{problem}: if it was one, restore that"])
+
+    def lost_nodes(self) -> Iterator[FoundNode]:
+        """Yield the nodes that have no metadata, or only consolidated ones."""
+        visited = {*self.arrays, *self.groups}
+        for node in _unvisited_nodes(self.store, list(self.consolidated.values()), visited):
+            self.lost_arrays.pop(node.path, None)
+            self.lost_groups.pop(node.path, None)
+            yield node
+        for path in self.lost_groups:
+            what = "it has no zarr.json or .zgroup, so that groups do not show what is in it"
+            yield FoundNode(path, "group", None, [f"{what}: if it was a group, restore that"])
+        above_others = {group for path in visited for group in groups_above(path)}
+        lost_arrays = {p: c for p, c in self.lost_arrays.items() if p not in above_others}
+        for path, chunk in lost_arrays.items():
+            what = f"it holds {chunk}, as an array holds chunks, but no zarr.json or .zarray"
+            yield FoundNode(path, "array", None, [f"{what}: if it was one, restore that"])
 
 
-def _why_not_shown(path: str, array: _Node, groups: dict[str, object]) -> str:
-    """Return why groups do not show an array, or ""."""
-    for group in groups_above(path):
-        if (array.zarr_format, groups.get(group)) in ((2, 3), (3, 2)):
-            above = f"a Zarr v{groups[group]} group above it"
-            return f"it is of Zarr v{array.zarr_format}, which {above} does not show: {_BY_PATH}"
-    return ""
+def _why_not_shown(array: _Node, formats: list[object]) -> str:
+    """Return why the groups above an array, which have these formats, do not show it, or ""."""
+    if (other := _OTHER_FORMATS.get(array.zarr_format)) is None or other not in formats:
+        return ""
+    above = f"a Zarr v{other} group above it"
+    return f"it is of Zarr v{array.zarr_format}, which {above} does not show: {_BY_PATH}"
 
 
 def _visit(store: Store, path: str) -> tuple[_Folder, list[str]]:
