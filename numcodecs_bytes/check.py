@@ -125,7 +125,7 @@ def _check_arrays(
 ) -> Iterator[ArrayReport]:
     """Yield the report on each array, and each group with problems; raise a bug in the end."""
     bugs: list[Exception] = []
-    groups: set[str] = set()
+    is_root_group = False
     dimensions: dict[str, list[str] | None] = {}  # the names of those of each array
     for node in find_nodes(store):
         report = ArrayReport(node.path, node.kind, notes=[node.note] if node.note else [])
@@ -142,11 +142,10 @@ def _check_arrays(
             report.add_problem(f"it can't be checked: {describe_error(names)}")
         for problem in node.problems:
             report.add_problem(problem)
-        if node.kind == "group":
-            groups.add(node.path)
+        is_root_group |= node.kind == "group" and not node.path
         if node.kind == "array" or report.problems:
             yield report
-    for path, problem in problems_with_dimensions(dimensions, groups):
+    for path, problem in problems_with_dimensions(dimensions, is_root_group=is_root_group):
         yield ArrayReport(path, "group", "", "no: it is a group", 0, [problem], 1)
     if bugs:
         raise bugs[0]

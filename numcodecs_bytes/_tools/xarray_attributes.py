@@ -12,7 +12,7 @@ import json
 import math
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ def dimensions_of(
 
 
 def problems_with_dimensions(
-    dimensions: dict[str, list[str] | None], groups: Collection[str]
+    dimensions: dict[str, list[str] | None], *, is_root_group: bool
 ) -> Iterator[tuple[str, str]]:
     """Yield the path of each group that xarray can't read by its arrays' dimensions, and why."""
     by_group: dict[str, dict[str, list[str] | None]] = defaultdict(dict)
@@ -60,7 +60,7 @@ def problems_with_dimensions(
         if unnamed and shared:
             what = f"{unnamed[0]} has no names of dimensions, unlike others of its arrays"
             yield group, f"xarray can't read it: {what}: restore these"
-        if not group and group not in groups and shared.total() > len(shared):
+        if not (group or is_root_group) and shared.total() > len(shared):
             what = "it has no zarr.json or .zgroup, but its arrays share dimensions, as in a group"
             yield group, f"{what}: if it was one, restore that; open them by their paths"
 
