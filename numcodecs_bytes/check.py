@@ -44,7 +44,7 @@ from numcodecs_bytes._tools.arrays import (
 )
 from numcodecs_bytes._tools.check_chunks import check_chunks
 from numcodecs_bytes._tools.documents import Broken, Document, as_json, document_at, join
-from numcodecs_bytes._tools.hierarchy import FoundNode, find_nodes
+from numcodecs_bytes._tools.hierarchy import FoundNode, Kind, find_nodes
 from numcodecs_bytes._tools.installation import explain_other_codec, explain_wrong_setting
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.reporting import (
@@ -128,9 +128,8 @@ def _check_arrays(
     is_root_group = False
     dimensions: dict[str, list[str] | None] = {}  # the names of those of each array
     for node in find_nodes(store):
-        report = ArrayReport(node.path, node.kind, notes=[node.note] if node.note else [])
-        if node.kind == "group":
-            report.partial_reads = "no: it is a group"
+        report = _report_on(node.path, node.kind)
+        report.notes += filter(None, [node.note])
         names = value_or_error(_check_node, store, node, report, limits, progress)
         if not isinstance(names, Exception):
             dimensions[node.path] = names
@@ -146,9 +145,18 @@ def _check_arrays(
         if node.kind == "array" or report.problems:
             yield report
     for path, problem in problems_with_dimensions(dimensions, is_root_group=is_root_group):
-        yield ArrayReport(path, "group", "", "no: it is a group", 0, [problem], 1)
+        report = _report_on(path, "group")
+        report.add_problem(problem)
+        yield report
     if bugs:
         raise bugs[0]
+
+
+def _report_on(path: str, kind: Kind) -> ArrayReport:
+    report = ArrayReport(path, kind)
+    if kind == "group":
+        report.partial_reads = "no: it is a group"
+    return report
 
 
 def _check_node(
