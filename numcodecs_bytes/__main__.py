@@ -82,7 +82,7 @@ def _check(options: argparse.Namespace) -> Iterator[Finding]:
     These are wrong metadata, chunks that have the wrong length or can't be read, and invalid bools.
     Files that are not chunks are noted. Nothing is written.
     """
-    numbers = {"array": 0, "chunk": 0, "problem": 0}
+    numbers, num_hidden = {"array": 0, "chunk": 0, "problem": 0}, 0
     arrays: list[JSONObject] = []
     unreadable: list[JSONObject] = []
     for location in options.stores:
@@ -102,6 +102,8 @@ def _check(options: argparse.Namespace) -> Iterator[Finding]:
                 arrays.append({"store": location} | dataclasses.asdict(found))
                 text = found.format(location if len(options.stores) > 1 else "")
                 yield Finding(Status.PROBLEMS if found.num_problems else Status.FINE, text)
+            else:
+                num_hidden += len(found.notes)
         if is_empty:
             yield Finding(Status.PROBLEMS, message=_why_no_array(location))
         elif is_readable and not is_group and not options.only_problems:
@@ -109,6 +111,8 @@ def _check(options: argparse.Namespace) -> Iterator[Finding]:
     document: JSONObject = {f"num_{what}s": number for what, number in numbers.items()}
     document |= {"arrays": arrays, "unreadable": unreadable}
     counts = ", ".join(plural(number, what) for what, number in numbers.items())
+    if num_hidden:
+        counts += f" ({plural(num_hidden, 'note')} not shown)"
     yield Finding(text=counts if numbers["array"] or not unreadable else "", document=document)
 
 
@@ -135,7 +139,10 @@ def _explain_no_group(location: str) -> str:
     if not is_folder_without_metadata(location):
         return ""
     what = f"{location} is no Zarr group, because it has no zarr.json or .zgroup"
-    return f"{what}: open its arrays by their paths; if it was one, restore that"
+    others = [*map(str, Path(location).glob("*.*"))]
+    stores = [name for name in others if name.endswith((".json", ".parq", ".parquet", ".zip"))]
+    unread = f"; other stores in it, such as {stores[0]}, were not read" if stores else ""
+    return f"{what}: open its arrays by their paths; if it was one, restore that{unread}"
 
 
 def _why_no_array(location: str) -> str:

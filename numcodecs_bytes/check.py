@@ -125,26 +125,27 @@ def _check_arrays(
 ) -> Iterator[ArrayReport]:
     """Yield the report on each array, and each group with problems; raise a bug in the end."""
     bugs: list[Exception] = []
-    is_root_group = False
-    dimensions: dict[str, list[str] | None] = {}  # the names of those of each array
+    groups: set[str] = set()
+    dimensions: dict[str, dict[str, int] | None] = {}  # as `dimensions_of` each array
     for node in find_nodes(store):
         report = _report_on(node.path, node.kind)
         report.notes += filter(None, [node.note])
-        names = value_or_error(_check_node, store, node, report, limits, progress)
-        if not isinstance(names, Exception):
-            dimensions[node.path] = names
-        elif is_bug(names):
-            names.add_note(f"while checking {node.kind} /{node.path}")
-            bugs.append(names)
+        sizes = value_or_error(_check_node, store, node, report, limits, progress)
+        if not isinstance(sizes, Exception):
+            dimensions[node.path] = sizes
+        elif is_bug(sizes):
+            sizes.add_note(f"while checking {node.kind} /{node.path}")
+            bugs.append(sizes)
             continue
         else:
-            report.add_problem(f"it can't be checked: {describe_error(names)}")
+            report.add_problem(f"it can't be checked: {describe_error(sizes)}")
         for problem in node.problems:
             report.add_problem(problem)
-        is_root_group |= node.kind == "group" and not node.path
+        if node.kind == "group" and node.document is not None:
+            groups.add(node.path)
         if node.kind == "array" or report.problems:
             yield report
-    for path, problem in problems_with_dimensions(dimensions, is_root_group=is_root_group):
+    for path, problem in problems_with_dimensions(dimensions, groups):
         report = _report_on(path, "group")
         report.add_problem(problem)
         yield report
@@ -165,7 +166,7 @@ def _check_node(
     report: ArrayReport,
     limits: Limits,
     progress: ProgressBar | None,
-) -> list[str] | None:
+) -> dict[str, int] | None:
     """Report what is wrong with an array or a group, and return `dimensions_of` an array."""
     document = node.document
     if isinstance(document, Broken):
@@ -174,7 +175,7 @@ def _check_node(
         _compare_attributes(node.attributes_of_v2, document.get("attributes"), report)
     elif document is not None:
         return _check_array(StorePath(store, node.path), document, report, limits, progress)
-    return []
+    return {}
 
 
 def _check_array(
@@ -183,17 +184,17 @@ def _check_array(
     report: ArrayReport,
     limits: Limits,
     progress: ProgressBar | None,
-) -> list[str] | None:
+) -> dict[str, int] | None:
     array = value_or_error(array_of, document, store_path)
     if isinstance(array, Exception):
         lacking = re.search("missing [0-9]+ required keyword-only arguments?: (.*)", str(array))
         name = str(array) if isinstance(array, KeyError) else lacking and lacking[1]
-        of_metadata = f"its metadata lack {name}" if name else describe_error(array)
+        of_metadata = f"its metadata lack {name}" if name else describe_error(array).rstrip(".")
         why = explain_wrong_setting(array) or f": {of_metadata}"
         hint = why_not_opened(document)
         report.add_problem(f"zarr can't open it{why}{hint and f'; {hint}'}")
         report.notes += filter(None, [explain_other_codec()])
-        return []
+        return {}
     names = array.dtype.names
     report.data_type = f"struct of {len(names)} fields" if names else str(array.dtype)
     is_in_part = _report_partial_reads(array, report)

@@ -624,15 +624,18 @@ class TestHierarchies:
             of_v2 = {"attributes": {"_ARRAY_DIMENSIONS": ["t"]}}
             named = of_v2 if zarr_format == 2 else {"dimension_names": ["t"]}
             zarr.create_array(tmp_path / "a", name=name, **settings | named)[:] = 1
-            zarr.create_array(tmp_path / "b", name=name, **settings)[:] = 1
-        for path in ("a", "b"):
+            for other, more in (("b", {}), ("c", named)):
+                zarr.create_array(tmp_path / other, name=f"{name}{name}", **settings | more)[:] = 1
+        zarr.create_array(tmp_path / "c", name="unnamed", **settings)[:] = 1
+        for path in ("a", "b", "c"):
             (tmp_path / path / (".zgroup" if zarr_format == 2 else "zarr.json")).unlink()
         found = check(at(location, tmp_path / "a"))
         (problem,) = found[""].problems
-        assert problem.startswith("it has no zarr.json or .zgroup, but its arrays share dimensions")
-        assert not any(each.problems for each in check(at(location, tmp_path / "b")).values())
+        assert problem.startswith("it has no zarr.json or .zgroup, but t is a coordinate of others")
+        for path in ("b", "c"):
+            assert not any(each.problems for each in check(at(location, tmp_path / path)).values())
         assert main(["check", "--only-problems", "--json", str(tmp_path / "a")]) == 1
-        assert "share dimensions" in capsys.readouterr().out
+        assert "is a coordinate of others" in capsys.readouterr().out
 
     @pytest.mark.parametrize("zarr_format", [2, 3])
     def test_an_array_without_names_of_dimensions_among_others(self, tmp_path, zarr_format):
@@ -647,7 +650,30 @@ class TestHierarchies:
         group.create_array("v", shape=4, dtype="i1")[:] = 1
         (problem,) = check(tmp_path)[""].problems
         why = "xarray can't read it: v has no names of dimensions, unlike others of its arrays"
-        assert problem == f"{why}: restore these"
+        assert problem == f"{why}: add these, or move it to another group"
+
+    @pytest.mark.parametrize("zarr_format", [2, 3])
+    @pytest.mark.parametrize("longer", ["t", "u"])
+    def test_an_append_that_was_interrupted(self, tmp_path, zarr_format, longer):
+        """xarray can't read the group; `check` passed it."""
+        group = zarr.create_group(tmp_path, zarr_format=zarr_format)
+        for name in ("t", "u", "v"):
+            of_v2 = {"attributes": {"_ARRAY_DIMENSIONS": ["t"]}}
+            named = of_v2 if zarr_format == 2 else {"dimension_names": ["t"]}
+            group.create_array(name, shape=4, dtype="i1", **named)[:] = 1
+        assert not any(each.problems for each in check(tmp_path).values())
+        group[longer].resize(8)
+        (problem,) = check(tmp_path)[""].problems
+        sizes = "8 elements in t, but 4 in u" if longer == "t" else "4 elements in t, but 8 in u"
+        assert problem.startswith(f"xarray can't read it: dimension t has {sizes}: if an append")
+
+    def test_levels_of_a_pyramid(self, tmp_path):
+        """Those of OME-Zarr have the same dimensions, of other sizes, and no coordinates."""
+        group = zarr.create_group(tmp_path)
+        for level in range(3):
+            names = {"dimension_names": ["y", "x"]}
+            group.create_array(str(level), shape=(8 >> level,) * 2, dtype="i1", **names)[...] = 1
+        assert not any(each.problems for each in check(tmp_path).values())
 
     def test_references_in_parquet_in_a_folder(self, tmp_path):
         """Healthy ones had a problem for each array, and wrong advice."""
@@ -668,7 +694,7 @@ class TestHierarchies:
         shutil.rmtree(tmp_path / name)
         (tmp_path / name).symlink_to("/nowhere", target_is_directory=True)
         problems = [each.problems for each in check(tmp_path / "g").values()]
-        assert "is a symbolic link that leads nowhere: restore what it leads to" in str(problems)
+        assert "is a symbolic link that leads nowhere" in str(problems)
 
     def test_a_group_of_another_format(self, tmp_path):
         zarr.create_group(tmp_path, zarr_format=2).create_array("a", shape=3, dtype="i1")
@@ -878,7 +904,7 @@ class TestAdvice:
         why = (
             "xarray can't read it: unnamed has no names of dimensions, unlike others of its arrays"
         )
-        assert found[""].problems == [f"{why}: restore these"]
+        assert found[""].problems == [f"{why}: add these, or move it to another group"]
         assert [name for name, each in found.items() if each.notes] == ["none"]
         assert found["zeros"].problems[0].startswith("xarray reads its zeros as NaN, because")
 
@@ -976,9 +1002,9 @@ class TestChunks:
     @pytest.mark.parametrize(
         ("dtype", "change", "hint"),
         [
-            ("<i4", {"fill_value": "NaN"}, 'its fill_value, "NaN", is none of data type "<i4": '),
+            ("<i4", {"fill_value": "NaN"}, "its fill_value, 'NaN', is none of data type \"<i4\": "),
             ("|u1", {"fill_value": -1}, 'its fill_value, -1, is none of data type "|u1": correct'),
-            ("|S4", {"fill_value": "abc"}, 'its fill_value, "abc", is none of data type "|S4": '),
+            ("|S4", {"fill_value": "abc"}, "its fill_value, 'abc', is none of data type \"|S4\": "),
             ("float32", {}, 'if these are elements of <f4, write "dtype": "<f4" in'),
             ("|O", {"filters": [{"id": "json2"}]}, "zarr 3 can't read objects stored by json2: "),
         ],
@@ -992,6 +1018,20 @@ class TestChunks:
         assert hint in problem
         (node,) = migrate(tmp_path, dry_run=True)
         assert hint in node.reasons[0]
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"filters": 5},
+            {"filters": [{"id": "vlen-utf8"}], "order": "X"},
+        ],
+        ids=str,
+    )
+    def test_texts_whose_metadata_are_wrong_otherwise(self, tmp_path, change):
+        """zarr was said to read no text, or there was a bug."""
+        write_v2(tmp_path, None, "|O", **{"fill_value": ""} | change)
+        (problem,) = check(tmp_path)[""].problems
+        assert "can't read objects" not in problem
 
     def test_the_fill_value_in_metadata_of_zarr_v3(self, tmp_path):
         write_array(tmp_path, None, "uint8", [PLAIN], fill_value=-1)
@@ -1377,9 +1417,31 @@ class TestChunks:
             (tmp_path / name).write_bytes(bytes(2))
         (problem,) = check(tmp_path)[""].problems
         files = "1 file" if len(names) == 1 else "2 files"
-        assert problem.startswith(
-            f"it has no chunks, but {files} that zarr does not read, such as "
-        )
+        assert problem.startswith(f"it has no chunks, but {files} with a similar name, such as ")
+
+    def test_an_array_without_chunks_beside_other_files(self, tmp_path):
+        zarr.create_array(tmp_path, shape=4, chunks=2, dtype="i1", compressors=None)
+        for name in ("thumbnail_256.png", ".nfs00000012", "README.v2.md", "zarr.json.bak1"):
+            (tmp_path / name).touch()
+        assert check(tmp_path)[""].problems == []
+
+    def test_an_array_without_chunks_on_a_web_server(self, tmp_path):
+        """Each of its chunks was asked for, by two requests."""
+        pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
+        zarr.create_array(tmp_path, shape=100, chunks=1, dtype="i1", compressors=None)
+        requests = []
+
+        class Handler(http.server.SimpleHTTPRequestHandler):
+            def log_message(self, *args):
+                requests.append(args)
+
+        handler = functools.partial(Handler, directory=tmp_path)
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            (report,) = check(f"http://127.0.0.1:{server.server_port}").values()
+            server.shutdown()
+        assert report.problems == []
+        assert len(requests) < 20
 
     @pytest.mark.parametrize("location", LOCATIONS)
     @pytest.mark.parametrize(("zarr_format", "names"), [(2, ["4", "5"]), (3, ["c/4", "c/5"])])
@@ -1559,6 +1621,22 @@ class TestConsolidatedMetadata:
         assert path == ""
         assert any(problem.startswith(disagree) for problem in problems)
 
+    def test_attributes_that_are_lost(self, group):
+        """To consolidate again was the only advice, which loses the last copy."""
+        if group.metadata.zarr_format == 3:
+            return
+        (group.store.root / "a/.zattrs").unlink()
+        (problem,) = check(group.store)["a"].problems
+        assert problem.endswith("; if .zattrs was lost, write it from them first")
+
+    def test_documents_of_arrays_that_have_attributes(self, group):
+        """VirtualiZarr writes them empty into those of Zarr v2, where they mean nothing."""
+        if group.metadata.zarr_format == 3:
+            return
+        file = group.store.root / "a/.zarray"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"attributes": {}}))
+        assert not any(report.problems for report in checks.check(group.store))
+
     def test_those_that_are_right(self, group):
         assert not any(report.problems for report in checks.check(group.store))
 
@@ -1628,6 +1706,13 @@ class TestConsolidatedMetadata:
         file.write_text(json.dumps(document))
         assert "differ in attributes" in str(check(group.store)["link"])
 
+    @pytest.mark.parametrize("stated", [5, 0, True, "x", []])
+    def test_those_that_are_no_object(self, tmp_path, stated):
+        """Numbers ended the check with a bug."""
+        document = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": stated}
+        (tmp_path / "zarr.json").write_text(json.dumps(document))
+        assert 'has no object "metadata"' in str(check(tmp_path)[""].problems)
+
     def test_a_group_without_a_format(self, tmp_path):
         """zarr opens it, and it was a bug here."""
         (tmp_path / "zarr.json").write_text('{"node_type": "group"}')
@@ -1665,7 +1750,8 @@ class TestConsolidatedMetadata:
         if is_v2:  # only those of Zarr v2 have the attributes of the group itself
             before["metadata"][".zattrs"] = {"title": "old"}
             file.write_text(json.dumps(before))
-            assert check(group.store)[""].problems == [differ]
+            lost = "; if .zattrs was lost, write it from them first"
+            assert check(group.store)[""].problems == [differ + lost]
 
     def test_an_array_of_the_other_format(self, group):
         """A group of Zarr v3 does not show arrays of Zarr v2, which `migrate` may have excluded."""
@@ -1820,6 +1906,22 @@ class TestKindsOfStores:
         with serving(tmp_path, 404, answers) as url:
             (report,) = check(url).values()
         assert "it is a web page, such as a login form" in str(report.problems)
+
+    @pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
+    @pytest.mark.parametrize("zarr_format", [2, 3])
+    def test_a_data_set_on_a_web_server_that_lists_nothing(self, tmp_path, zarr_format):
+        """It was said to have lost the metadata of its root."""
+        pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
+        group = zarr.create_group(tmp_path, zarr_format=zarr_format)
+        for name in ("t", "below/u", "u"):
+            of_v2 = {"attributes": {"_ARRAY_DIMENSIONS": ["t"]}}
+            named = of_v2 if zarr_format == 2 else {"dimension_names": ["t"]}
+            group.create_array(name, shape=4, dtype="i1", compressors=None, **named)[:] = 1
+        zarr.consolidate_metadata(tmp_path, zarr_format=zarr_format)
+        with serving(tmp_path, 404) as url:
+            found = check(url)
+        assert sorted(found) == ["below/u", "t", "u"]
+        assert not any(each.problems for each in found.values())
 
     @pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
     def test_shards_on_a_web_server_without_byte_ranges(self, tmp_path):
@@ -2228,7 +2330,7 @@ class TestCommand:
         assert main(["check", str(healthy), "--only-problems"]) == 1
         lines = capsys.readouterr().out.splitlines()
         assert [line.split()[0] for line in lines] == ["/plain", "PROBLEM", "note", "12"]
-        assert lines[-1] == "12 arrays, 11 chunks, 1 problem"
+        assert lines[-1] == "12 arrays, 11 chunks, 1 problem (15 notes not shown)"
         assert main(["--json", "check", str(healthy), "--only-problems"]) == 1
         array = {"store": str(healthy), **vars(check(healthy)["plain"])}
         numbers = {"num_arrays": 12, "num_chunks": 11, "num_problems": 1}

@@ -73,6 +73,11 @@ _REMEDIES: dict[Reference, str] = {
     "inlined": "make the references again",
     "in a repository": "restore the repository or, if the chunk is virtual, the file that it is in",
 }
+# What helps instead if it can't be decoded.
+_IF_DAMAGED: dict[Reference, str] = {
+    "to a whole file": "otherwise, restore the file",
+    "inlined": "otherwise, make the references again",
+}
 # To rewrite a shard whose index is taken for another loses the inner chunks that are intact.
 _OF_INNER = (
     "if it is damaged, restore it; if the metadata, or a consolidated copy of them, state the "
@@ -178,13 +183,13 @@ class SuspectChunk(NamedTuple):
 
     def explain_encoding(self, codecs: Iterable[str]) -> Advice | None:
         """Return how a chunk seems to be encoded if not by these codecs, and what to do."""
-        if not self.num_bytes:
+        if not self.num_bytes and not self.start:
             return Advice(EMPTY)
         if why := explain_stand_in(self.start):
             return Advice(why)
         names, codec = {name.removeprefix("numcodecs.") for name in codecs}, self._compressor()
         may_be_plain = names & _COMPRESSORS and names <= _COMPRESSORS | _OF_SAME_LENGTH
-        if codec and codec not in names:
+        if codec and not any(codec in name for name in names):  # such as imagecodecs_zstd
             seems = f"it seems to be compressed by {codec}"
         elif not codec and may_be_plain and self.num_bytes == self.expected:
             seems = "it has the length of elements that are not encoded"
@@ -253,12 +258,18 @@ def check_length(  # noqa: PLR0913 # what the message says
         raise error
 
 
-def correct_or_restore(reference: Reference = "") -> str:
+def advise_on_codecs(reference: Reference) -> Advice:
     """Return what to do with a chunk that its codecs can't decode."""
-    restore = _REMEDIES[reference] if reference else "if it is damaged, restore or rewrite it"
-    return (
+    correct = (
         "if the metadata, or a consolidated copy of them, state the wrong data type, chunk shape "
-        f"or codecs, correct them; {restore}"
+        "or codecs, correct them"
+    )
+    if reference:
+        return Advice(f"{correct}; {_IF_DAMAGED.get(reference) or _REMEDIES[reference]}")
+    return Advice(
+        f"{correct}; if it is damaged, restore or rewrite it",
+        "other chunks can be read, so this one is damaged, or was written by another program: "
+        "restore or rewrite it",
     )
 
 

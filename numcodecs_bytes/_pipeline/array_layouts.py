@@ -15,6 +15,7 @@ from zarr.core.buffer import cpu, gpu
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.types import AnyArray
 
+from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import dtype_to_json
 from numcodecs_bytes._core.dtypes import (
     NATIVE_ENDIAN,
@@ -65,18 +66,19 @@ class Codecs(NamedTuple):
     @property
     def names(self) -> list[str]:
         """The name of each codec; of Zarr v2, those of the filters and the compressor."""
-        of_v2 = [*(getattr(self.array_bytes_codec, "filters", None) or ())]
-        of_v2.append(getattr(self.array_bytes_codec, "compressor", None))
-        is_v2 = type(self.array_bytes_codec) is V2Codec
-        of_bytes = [each for each in of_v2 if each] if is_v2 else [self.array_bytes_codec]
-        return list(
-            map(name_of_codec, [*self.array_array_codecs, *of_bytes, *self.bytes_bytes_codecs])
-        )
+        of_bytes = [self.array_bytes_codec]
+        if type(self.array_bytes_codec) is V2Codec:
+            of_bytes = [*(of_bytes[0].filters or ()), of_bytes[0].compressor]
+        codecs = [*self.array_array_codecs, *of_bytes, *self.bytes_bytes_codecs]
+        return [name_of_codec(codec) for codec in codecs if codec is not None]
 
 
 def name_of_codec(codec: Any) -> str:
-    """Return the name of a codec of numcodecs or zarr."""
-    return str(getattr(codec, "codec_id", None) or codec.to_dict().get("name") or codec)
+    """Return the name of a codec of numcodecs or zarr; that of its class if it has none."""
+    name: object = getattr(codec, "codec_id", None) or value_or_error(
+        lambda: codec.to_dict()["name"]
+    )
+    return name if isinstance(name, str) else type(codec).__name__
 
 
 class ArrayLayouts:

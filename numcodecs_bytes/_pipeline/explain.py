@@ -23,7 +23,7 @@ from numcodecs_bytes._core.lengths import (
     NUM_START_BYTES,
     LengthError,
     SuspectChunk,
-    correct_or_restore,
+    advise_on_codecs,
     explain_stand_in,
 )
 from numcodecs_bytes._pipeline.array_access import ArrayAccess
@@ -102,11 +102,11 @@ async def _explain(
     if isinstance(access.codec, ShardingCodec):
         await _advise_on_shard(error, chunk, value_or_error(layout_of, spec), doing)
     elif chunk is not None and doing == "reading":
-        await _advise_on_chunk(error, chunk, spec, access.codecs.names)
+        await _advise_on_chunk(error, chunk, spec, access)
 
 
 async def _advise_on_chunk(
-    error: Exception, chunk: StorePath, spec: ArraySpec, codecs: list[str]
+    error: Exception, chunk: StorePath, spec: ArraySpec, access: ArrayAccess
 ) -> None:
     """Note what may be wrong with a chunk, unless the error may be the store's, or another one."""
     is_of_codec = _is_of_codec(error)
@@ -119,9 +119,9 @@ async def _advise_on_chunk(
         dtype = spec.dtype.to_native_dtype()
         num_decoded = -1 if dtype.hasobject else math.prod(spec.shape) * dtype.itemsize
         num_bytes = await async_value_or_error(chunk.store.getsize(chunk.path))
-        num_bytes = -1 if isinstance(num_bytes, Exception) else num_bytes
-        advice = SuspectChunk(num_bytes, num_decoded, start).explain_encoding(codecs)
-        remedy = correct_or_restore(kind_of_reference(chunk.store, chunk.path))
+        suspect = SuspectChunk(num_bytes if isinstance(num_bytes, int) else -1, num_decoded, start)
+        advice = suspect.explain_encoding(access.codecs.names)
+        remedy = advise_on_codecs(kind_of_reference(chunk.store, chunk.path))
         add_note(error, f"{advice or remedy}{FIND_OTHERS}")
 
 

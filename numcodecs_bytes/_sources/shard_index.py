@@ -61,12 +61,12 @@ async def explain_shard(shard: StorePath, layout: object) -> Advice | None:
         return Advice(EMPTY)
     if why := explain_stand_in(await start_of(shard)):
         return Advice(why)
-    first = await async_value_or_error(shard.get(byte_range=RangeByteRequest(0, 1)))
-    if first is not None and not isinstance(first, Exception) and len(first) > 1:
+    if not isinstance(layout, ShardLayout) or not isinstance(num_bytes, int):
+        first = await async_value_or_error(shard.get(byte_range=RangeByteRequest(0, 1)))
+        if first is None or isinstance(first, Exception) or len(first) < 2:
+            return None
         how = "download the array, or use a server that supports byte ranges"
         return Advice(f"the server ignores byte ranges, and sends whole shards: {how}")
-    if not isinstance(layout, ShardLayout) or not isinstance(num_bytes, int):
-        return None
     is_certain = False
     try:
         index = await _fetch_index(shard, layout, layout.index_start(num_bytes))

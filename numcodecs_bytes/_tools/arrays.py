@@ -5,6 +5,7 @@ import copy
 import itertools
 import json
 import re
+import reprlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,22 +42,26 @@ def why_not_opened(document: JSONObject) -> str:
     return missing or _why_wrong_v2_dtype(document) or _why_wrong_fill_value(document)
 
 
-def _opens(document: JSONObject) -> bool:
-    opened = value_or_error(array_of, copy.deepcopy(document), StorePath(MemoryStore()))
-    return not isinstance(opened, Exception)
+def _opens(document: JSONObject, changes: JSONObject) -> bool:
+    def changed() -> AnyArray:
+        return array_of(copy.deepcopy(document | changes), StorePath(MemoryStore()))
+
+    return not isinstance(value_or_error(changed), Exception)
 
 
 def _why_wrong_v2_dtype(document: JSONObject) -> str:
     """Return what helps if a data type is none of Zarr v2, or objects that zarr can't read."""
-    given = document.get("dtype")
-    if given == "|O":
-        filters = document.get("filters")
-        of_objects = [each for each in filters or () if isinstance(each, dict)]
-        codecs = ", ".join(str(each.get("id")) for each in of_objects) or "no codec"
-        how = "read it with zarr 2, and write it as another data type, such as text (vlen-utf8)"
-        return f"zarr 3 can't read objects stored by {codecs}: {how}"
-    dtype = value_or_error(np.dtype, given) if isinstance(given, str) else None
-    if not isinstance(dtype, np.dtype) or not _opens(document | {"dtype": dtype.str}):
+    given, filters = document.get("dtype"), document.get("filters")
+    if given == "|O" and isinstance(filters, list):
+        codecs = [str(each.get("id")) for each in filters if isinstance(each, dict)]
+        if codecs and not {"vlen-utf8", "vlen-bytes"} & set(codecs):
+            how = "read it with zarr 2, and write it as another data type, such as vlen-utf8"
+            return f"zarr 3 can't read objects stored by {', '.join(codecs)}: {how}"
+    # Those of other names, such as "long", have another size on other systems.
+    if not re.fullmatch("bool|(u?int|float|complex)[0-9]+", str(given)):
+        return ""
+    dtype = value_or_error(np.dtype, given)
+    if not isinstance(dtype, np.dtype) or not _opens(document, {"dtype": dtype.str}):
         return ""
     return f'if these are elements of {dtype.str}, write "dtype": "{dtype.str}" in .zarray'
 
@@ -64,11 +69,13 @@ def _why_wrong_v2_dtype(document: JSONObject) -> str:
 def _why_wrong_fill_value(document: JSONObject) -> str:
     """Return what helps if only the fill value is wrong, or ""."""
     others = (None, 0, False, "", [0.0, 0.0])  # one of them fits most data types
-    if not any(_opens(document | {"fill_value": each}) for each in others):
+    if "fill_value" not in document:
+        return ""
+    if not any(_opens(document, {"fill_value": each}) for each in others):
         return ""
     file = "zarr.json" if document.get("zarr_format") == 3 else ".zarray"
     data_type = json.dumps(document.get("data_type", document.get("dtype")))
-    given = json.dumps(document.get("fill_value"))
+    given = reprlib.repr(document["fill_value"])
     return f"its fill_value, {given}, is none of data type {data_type}: correct it in {file}"
 
 

@@ -8,11 +8,15 @@ import sys
 
 from zarr.types import AnyArray
 
+from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._tools.documents import join, local_path
-from numcodecs_bytes._tools.reporting import ArrayReport, Limits, value_or_expected_error
+from numcodecs_bytes._tools.reporting import ArrayReport, Limits
 from numcodecs_bytes._tools.stored_chunks import LEFTOVER, MAX_UNLISTED, Listed, chunks_at
 from numcodecs_bytes._zarr_api.file_systems import missing_parquet_file
 from numcodecs_bytes._zarr_api.names import plural
+
+# What a program may have made of the name of a chunk, such as c/0/1.gz, C/0/1 or .0.1.aB3dEf.
+_LIKE_CHUNK = re.compile(r"\.?([A-Za-z][./])*[0-9]+([./][0-9]+)*(\.[A-Za-z0-9]+)?")
 
 
 def report_listing(
@@ -26,6 +30,10 @@ def report_listing(
     errors = [each.name for each in beside if each.kind == "error"]
     for error in errors:
         report.add_problem(f"a folder of chunks can't be listed: {error}")
+    dangling = [each.name for each in beside if each.kind == "dangling"]
+    for name in dangling:
+        what = "is a symbolic link that leads nowhere, so that chunks seem to be missing"
+        report.add_problem(f"{name} {what}: restore what it leads to")
     _report_leftovers(array, [each.name for each in beside if each.kind == "leftover"], report)
     _report_outside(array, [each.name for each in beside if each.kind == "outside"], report)
     misnamed = set(_report_misnamed(array, beside, report))
@@ -44,25 +52,26 @@ def report_listing(
             report.notes.append(f"{tried}, because the store does not list its chunks")
     if num_chunks + num_misnamed < num_tried == num_in_all:
         missing = "others were not found" if errors else "missing ones are read as the fill value"
-        file = value_or_expected_error(missing_parquet_file, array.store, array.path, num_in_all)
+        file = value_or_error(missing_parquet_file, array.store, array.path, num_in_all)
         if isinstance(file, str) and file:
             missing += f"; {file} does not exist: if it was lost, restore it"
         report.notes.append(f"{num_chunks} of {num_in_all} chunks are present; the {missing}")
-    _report_others(others, report, has_chunks=num_chunks + num_misnamed > 0)
+    may_be_empty = not (num_chunks or num_misnamed or errors or dangling)
+    _report_others(others, report, may_be_empty=may_be_empty)
 
 
-def _report_others(names: list[str], report: ArrayReport, *, has_chunks: bool) -> None:
-    """Report files that zarr does not read: if there are no chunks, numbered ones may be some."""
+def _report_others(names: list[str], report: ArrayReport, *, may_be_empty: bool) -> None:
+    """Report files that zarr does not read: if there are no chunks, some may be chunks."""
+    similar = [name for name in names if _LIKE_CHUNK.fullmatch(name)]
+    if similar and may_be_empty:
+        report.add_problem(
+            f"it has no chunks, but {plural(len(similar), 'file')} with a similar name, such as "
+            f"{similar[0]}: if these are chunks, rename them"
+        )
+        return
     if not names:
         return
     files = plural(len(names), "file")
-    numbered = [name for name in names if re.search("[0-9]", name)]
-    if numbered and not has_chunks:
-        report.add_problem(
-            f"it has no chunks, but {files} that zarr does not read, such as {numbered[0]}: if "
-            "these are chunks, rename them"
-        )
-        return
     listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     report.notes.append(f"zarr does not read {files}, because no chunk has such a name: {listed}")
 
@@ -74,8 +83,8 @@ def _report_outside(array: AnyArray, names: list[str], report: ArrayReport) -> N
         example = f"such as {names[0]}" if len(names) > 1 else names[0]
         report.add_problem(
             f"{len(names)} {have} outside the shape {array.shape}, {example}: if the array was "
-            "longer, correct the shape; if it was made shorter, move them away, because they would "
-            "be read if it grew"
+            "longer, or had smaller chunks, correct the metadata; if it was made shorter, move "
+            "them away, because they would be read if it grew"
         )
 
 

@@ -20,7 +20,7 @@ from numcodecs_bytes._core.lengths import (
     Advice,
     LengthError,
     SuspectChunk,
-    correct_or_restore,
+    advise_on_codecs,
     explain_stand_in,
 )
 from numcodecs_bytes._plan.shards import NO_INDEX_ENDIAN, REMEDY
@@ -174,7 +174,7 @@ def _advise_on_length(
             return f"{may_be_intact}: keep them, and convert or restore them"
     is_alike = len(found.lengths) == 1 and (num_bytes > expected or dtypes)
     if others is False and num_bytes and not is_alike:  # each may be damaged in its own way
-        return correct_or_restore(reference)
+        return str(advise_on_codecs(reference))
     return suspect.explain().given(others_can_be_read=others) + (dtypes if others is False else "")
 
 
@@ -235,8 +235,8 @@ def problem_with_blosc(checked: CheckedArray, chunk: StoredChunk, start: bytes) 
         return problem_with_length(checked, chunk, expected)
     if advice := _explain_encoding(checked, chunk, start):
         return Problem("can't be read", advice)
-    remedy = correct_or_restore(kind_of_reference(checked.array.store, chunk.key))
-    return Problem("can't be read: it does not begin like data of Blosc", Advice(remedy))
+    advice = advise_on_codecs(kind_of_reference(checked.array.store, chunk.key))
+    return Problem("can't be read: it does not begin like data of Blosc", advice)
 
 
 async def problem_with_decoding(
@@ -268,8 +268,8 @@ async def problem_with_decoding(
     if is_sharded:
         return Problem(f"can't be read: {text} (the shard may be damaged)", REMEDY)
     what = f"can't be read: {text.partition('; ')[0] if isinstance(error, LengthError) else text}"
-    remedy = correct_or_restore(kind_of_reference(stored.store, stored.path))
-    return Problem(what, Advice(remedy), num_elements=_num_decoded(error))
+    advice = advise_on_codecs(kind_of_reference(stored.store, stored.path))
+    return Problem(what, advice, num_elements=_num_decoded(error))
 
 
 def _num_decoded(error: Exception) -> int | None:

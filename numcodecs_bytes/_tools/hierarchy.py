@@ -41,6 +41,9 @@ from numcodecs_bytes._zarr_api.file_systems import references_of
 # A name that chunks have, and groups seldom.
 _CHUNK = re.compile(r"c|(c\.)?[0-9]+(\.[0-9]+)*")
 
+# A name that arrays and groups have, unlike most files.
+_NODE = re.compile(r"[^.]+(\.zarr)?")
+
 _BY_PATH = "open it by its path"
 _NAMES = {"array": "an array", "group": "a group"}
 _OTHER_FORMATS: dict[object, int] = {2: 3, 3: 2}
@@ -107,7 +110,7 @@ class _Hierarchy:
     groups: dict[str, object] = field(default_factory=dict)  # their formats
     arrays: set[str] = field(default_factory=set)
     no_groups: set[str] = field(default_factory=set)  # folders below groups that have no metadata
-    lost_groups: dict[str, None] = field(default_factory=dict)  # those with arrays in them
+    lost_groups: dict[str, None] = field(default_factory=dict)  # the topmost with arrays in them
     # The name of a chunk in each folder that may have been an array.
     lost_arrays: dict[str, str] = field(default_factory=dict)
 
@@ -126,7 +129,7 @@ class _Hierarchy:
                 self.groups[path] = node.zarr_format
             else:
                 self.arrays.add(path)
-                self.lost_groups |= dict.fromkeys(g for g in above if g in self.no_groups)
+                self.lost_groups |= dict.fromkeys([g for g in above if g in self.no_groups][-1:])
                 note = _why_not_shown(node, [self.groups.get(group) for group in above])
             stating = [self.consolidated[g] for g in (path, *above) if g in self.consolidated]
             problems = list(_stale_metadata(self.store, path, node, stating[::-1]))
@@ -141,7 +144,8 @@ class _Hierarchy:
             yield node
         for path in self.lost_groups:
             what = "it has no zarr.json or .zgroup, so that groups do not show what is in it"
-            yield FoundNode(path, "group", None, [f"{what}: if it was a group, restore that"])
+            how = "if it was a group, restore that; if not, make it one, or move it elsewhere"
+            yield FoundNode(path, "group", None, [f"{what}: {how}"])
         above_others = {group for path in visited for group in groups_above(path)}
         lost_arrays = {p: c for p, c in self.lost_arrays.items() if p not in above_others}
         for path, chunk in lost_arrays.items():
@@ -179,9 +183,8 @@ def _visit(store: Store, path: str) -> tuple[_Folder, list[str]]:
         return _Folder(path, as_array), others
     consolidated = _consolidated_in(store, path, document, names)
     if isinstance(consolidated, _Consolidated) and not names:  # web servers do not list folders
-        stated = consolidated.nodes.items()
-        arrays = {name: node for name, node in stated if node.kind == "array"}
-        return _Folder(path, {n: _why_no_path(store, n) or node for n, node in arrays.items()}), []
+        stated = {name: _why_no_path(store, name) or n for name, n in consolidated.nodes.items()}
+        return _Folder(path, {path: _Node("group", consolidated.zarr_format, {})} | stated), []
     if isinstance(listed, Exception) and not isinstance(listed, FileNotFoundError):
         raise OSError(
             f"it can't be listed: {describe_error(listed)}; if that is forbidden, give the path or "
@@ -267,10 +270,9 @@ def _chunk_in(store: Store, path: str, names: list[str]) -> str:
 def _why_no_path(store: Store, path: str) -> _Node | None:
     """Return why zarr opens no such path, as a/../b, or a link that seems to lead to a node."""
     store_path: object = value_or_error(StorePath, store, path)
-    if path and "." not in path.rpartition("/")[2] and leads_nowhere(store, path):
-        store_path = ValueError(
-            "it is a symbolic link that leads nowhere: restore what it leads to"
-        )
+    if path and _NODE.fullmatch(path.rpartition("/")[2]) and leads_nowhere(store, path):
+        how = "if it led to an array or a group, restore that"
+        store_path = ValueError(f"it is a symbolic link that leads nowhere: {how}")
     return _array_of(Broken(store_path)) if isinstance(store_path, Exception) else None
 
 
@@ -303,9 +305,11 @@ def _consolidated_in(
         consolidated = document_at(store, join(path, ".zmetadata"))
     if consolidated is None or isinstance(consolidated, Broken):
         return consolidated
-    if "record_size" in consolidated and references_of(store) is None:
-        return None  # these are references in Parquet, a store of their own
-    found = consolidated.get("metadata") if isinstance(consolidated, dict) else None
+    found = None
+    if isinstance(consolidated, dict):
+        found = consolidated.get("metadata")
+        if "record_size" in consolidated and references_of(store) is None:
+            return None  # these are references in Parquet, a store of their own
     if not isinstance(found, dict):
         file = ".zmetadata" if group is None else "consolidated_metadata in zarr.json"
         return Broken(ValueError(f'{join(path, file)} has no object "metadata": {_REMEDY}'))
@@ -349,7 +353,7 @@ def _stale_metadata(
         if each.zarr_format != node.zarr_format or (stated is None and path == each.group):
             continue
         if own is None:
-            own = value_or_error(_as_zarr_writes, store, path, node)
+            own = value_or_error(_as_zarr_writes, store, path, _with_attributes(store, path, node))
         if isinstance(own, Exception):  # this is reported of the node
             return
         if stated is None:
@@ -357,7 +361,10 @@ def _stale_metadata(
         elif stated.kind != node.kind:
             yield f"{of_group} take it for {_NAMES[stated.kind]}: {_REMEDY}"
         elif why := _why_stale(own, value_or_error(_as_zarr_writes, store, path, stated)):
-            yield f"{of_group} {why}"
+            # They may be the only ones that are left.
+            is_lost = node.zarr_format == 2 and own["attributes"] == {} and "attributes" in why
+            lost = "; if .zattrs was lost, write it from them first" if is_lost else ""
+            yield f"{of_group} {why}{lost}"
 
 
 def _why_stale(own: JSONObject, stated: JSONObject | Exception) -> str:
@@ -368,6 +375,14 @@ def _why_stale(own: JSONObject, stated: JSONObject | Exception) -> str:
     return names and f"and its own differ in {names}: if its own are right, {_REMEDY}"
 
 
+def _with_attributes(store: Store, path: str, node: _Node) -> _Node:
+    """Return a node of a store with its attributes, which an array of Zarr v2 stores apart."""
+    if node.kind == "group" or node.zarr_format != 2 or isinstance(node.document, Broken):
+        return node
+    attributes = document_at(store, join(path, ".zattrs")) or {}
+    return node._replace(document=node.document | {"attributes": attributes})
+
+
 def _as_zarr_writes(store: Store, path: str, node: _Node) -> JSONObject:
     """Return an array's metadata as this zarr writes them, or the attributes of a group."""
     document = node.document
@@ -375,8 +390,6 @@ def _as_zarr_writes(store: Store, path: str, node: _Node) -> JSONObject:
         raise document.error
     if node.kind == "group":
         return {"attributes": document.get("attributes") or {}}
-    if node.zarr_format == 2 and "attributes" not in document:
-        document = document | {"attributes": document_at(store, join(path, ".zattrs")) or {}}
     array = array_of(document, StorePath(store, path))
     written: JSONObject = {}
     for name, buffer in array.metadata.to_buffer_dict(default_buffer_prototype()).items():

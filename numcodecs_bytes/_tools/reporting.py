@@ -81,7 +81,8 @@ def _remedy_for(error: Exception, options: str) -> str:
         return ": restore the archive"
     text = str(error)
     is_of_icechunk = type(error).__module__.startswith("icechunk")
-    if is_of_icechunk and "not found" in text and "virtual" not in text:
+    is_lost = "not found" in text or "range was invalid" in text
+    if is_of_icechunk and is_lost and "virtual" not in text:
         return ": restore the repository, or read an earlier snapshot"
     if type(error).__name__ == "NoCredentialsError":
         return f": give credentials in the {options} or, if the data are public, anon"

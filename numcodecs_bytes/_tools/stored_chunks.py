@@ -59,11 +59,20 @@ class Listed(NamedTuple):
     """What a store lists in the folder of an array, or that it lists nothing."""
 
     # "misnamed": a file with the name of a chunk under another chunk key encoding. "outside": a
-    # file with the name of a chunk that would be outside the shape of the array. "error": a
+    # file with the name of a chunk that would be outside the shape of the array. "dangling": a link
+    # that leads nowhere, with the name of a chunk, or of a folder of chunks. "error": a
     # folder can't be listed, so that chunks may be missed. "unlisted": nothing is listed, so that
     # names of chunks are tried. "leftover": a write that was killed has left the file.
     kind: Literal[
-        "chunk", "misnamed", "outside", "metadata", "leftover", "other", "error", "unlisted"
+        "chunk",
+        "misnamed",
+        "outside",
+        "dangling",
+        "metadata",
+        "leftover",
+        "other",
+        "error",
+        "unlisted",
     ]
     name: str = ""  # the name of a file in that folder, or what an error says
     chunk_coords: ChunkCoords = ()
@@ -170,17 +179,23 @@ def _listed(array: AnyArray, grid: list[int]) -> Iterator[Listed]:
     """Yield what the store lists for an array; if it can't list, the chunk_coords of all chunks."""
     found = _named_in_folder(array, grid)
     before: list[Listed] = []
+    is_web, is_listed = is_web_server(array.store), False
     for each in found:
         before.append(each)
-        if each.kind == "chunk" or (each.kind == "metadata" and not is_web_server(array.store)):
+        is_listed |= each.kind == "metadata"
+        if each.kind == "chunk" or (is_listed and not is_web):
             yield from before
             yield from found
             return
     # A folder that can be listed holds at least the metadata; otherwise, what is listed are the
     # links of a web page, for example, and zarr reads the chunks nevertheless. A web server may
-    # list one folder, and not another.
-    yield Listed("unlisted")
-    for number in range(min(math.prod(grid), MAX_UNLISTED)):
+    # list one folder, and for another send a login form, which it then sends for each chunk.
+    if is_listed:
+        yield from before
+    else:
+        yield Listed("unlisted")
+    num_tried = 1 if is_listed else MAX_UNLISTED
+    for number in range(min(math.prod(grid), num_tried)):
         yield Listed("chunk", chunk_coords=tuple(map(int, np.unravel_index(number, grid))))
 
 
@@ -213,8 +228,7 @@ def _listed_as(array: AnyArray, grid: list[int], key: str, name: str) -> Listed 
     if is_key and not name.endswith("/"):
         return Listed("outside", name, chunk_coords)
     if _CHUNK.fullmatch(name) and leads_nowhere(array.store, key):
-        what = f"{name} is a symbolic link that leads nowhere: restore what it leads to"
-        return Listed("error", what)
+        return Listed("dangling", name)
     if is_in_grid and _CHUNK.fullmatch(name):
         return Listed("misnamed", name, chunk_coords)
     if LEFTOVER.fullmatch(name):

@@ -11,8 +11,8 @@ import contextlib
 import json
 import math
 import struct
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,35 +34,58 @@ def why_wrong_dimensions(document: JSONObject, attributes: JSONObject) -> str:
 
 def dimensions_of(
     array: AnyArray, document: JSONObject, attributes: JSONObject
-) -> list[str] | None:
-    """Return the names of an array's dimensions; None if it has none, which xarray can't read."""
+) -> dict[str, int] | None:
+    """Return the sizes of an array's named dimensions; None if it has no names.
+
+    xarray can't read such an array. Of one that has no dimensions, or whose names are not known,
+    the dict is empty.
+    """
     names: Any = getattr(array.metadata, "dimension_names", None)
     is_nczarr = "_nczarr_array" in [str(name).lower() for name in (*document, *attributes)]
     if array.metadata.zarr_format == 2:
         names = attributes.get(_DIMENSIONS, [] if is_nczarr else None)
     if isinstance(names, list | tuple):
-        return [str(name) for name in names]
-    return None if names is None and array.ndim else []
+        sizes = zip(names, array.shape, strict=False)
+        return {name: size for name, size in sizes if isinstance(name, str)}
+    return None if names is None and array.ndim else {}
 
 
 def problems_with_dimensions(
-    dimensions: dict[str, list[str] | None], *, is_root_group: bool
+    dimensions: dict[str, dict[str, int] | None], groups: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the path of each group that xarray can't read by its arrays' dimensions, and why."""
-    by_group: dict[str, dict[str, list[str] | None]] = defaultdict(dict)
-    for path, names in dimensions.items():
+    """Yield the path of each group that xarray can't read, and why.
+
+    Given are `dimensions_of` the array at each path, which are empty for other nodes.
+    """
+    by_group: dict[str, dict[str, dict[str, int] | None]] = defaultdict(dict)
+    for path, sizes in dimensions.items():
         group, _, name = path.rpartition("/")
         if name:
-            by_group[group][name] = names
+            by_group[group][name] = sizes
     for group, arrays in by_group.items():
-        unnamed = sorted(name for name, names in arrays.items() if names is None)
-        shared = Counter(name for names in arrays.values() for name in set(names or ()))
-        if unnamed and shared:
+        unnamed = sorted(name for name, sizes in arrays.items() if sizes is None)
+        if group in groups and unnamed and any(arrays.values()):
             what = f"{unnamed[0]} has no names of dimensions, unlike others of its arrays"
-            yield group, f"xarray can't read it: {what}: restore these"
-        if not (group or is_root_group) and shared.total() > len(shared):
-            what = "it has no zarr.json or .zgroup, but its arrays share dimensions, as in a group"
-            yield group, f"{what}: if it was one, restore that; open them by their paths"
+            yield group, f"xarray can't read it: {what}: add these, or move it to another group"
+        named = {name: sizes or {} for name, sizes in arrays.items()}
+        of_others = [
+            (name, other)
+            for other, sizes in named.items()
+            for name in sizes
+            if name != other and name in named.get(name, {})
+        ]
+        if of_others and not group and "" not in dimensions:
+            coordinate, _ = of_others[0]
+            what = f"it has no zarr.json or .zgroup, but {coordinate} is a coordinate of others"
+            how = "restore that; until then, open them by their paths"
+            yield group, f"{what}, as in a group: {how}"
+        for name, other in of_others:
+            num, of_other = (named[each][name] for each in (name, other))
+            if num != of_other:
+                what = f"dimension {name} has {num} elements in {name}, but {of_other} in {other}"
+                how = "if an append was interrupted, repeat it, or resize those that have more"
+                yield group, f"xarray can't read it: {what}: {how}"
+                break
 
 
 def _expected_names(what: str, given: object, num: int, file: str) -> str:

@@ -31,7 +31,7 @@ def reference_to(store: Any, key: str) -> Any:
 
 
 def missing_parquet_file(store: Any, path: str, num_chunks: int) -> str:
-    """Return the first file of references to an array's chunks that is missing, or "".
+    """Return the first file of references to an array's chunks that is missing, or ""; of 1,000.
 
     Its chunks are read as the fill value. Writers make no file of references if all are missing.
     """
@@ -39,7 +39,7 @@ def missing_parquet_file(store: Any, path: str, num_chunks: int) -> str:
     if references is None or isinstance(references, dict):
         return ""
     field = f"{store.path}/{path}".strip("/")
-    numbers = range(-(-num_chunks // references.record_size))
+    numbers = range(min(-(-num_chunks // references.record_size), 1000))
     files = (references.url.format(field=field, record=number) for number in numbers)
     return next((file for file in files if not references.fs.exists(file)), "")
 

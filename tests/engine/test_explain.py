@@ -166,6 +166,16 @@ class TestShards:
             assert seems in report.problems[0]
 
     @pytest.mark.usefixtures("our_pipeline")
+    def test_a_codec_whose_name_is_not_known(self, tmp_path, monkeypatch):
+        """An error of the explanation was raised in place of that of the codec."""
+        array = zarr.create_array(tmp_path, shape=4, dtype="u1")
+        array[:] = 1
+        (tmp_path / "c/0").write_bytes(b"damaged")
+        monkeypatch.setattr(zarr.codecs.ZstdCodec, "to_dict", Mock(return_value=None))
+        with pytest.raises(Exception, match=r"(?i)zstd|frame"):
+            array[:]
+
+    @pytest.mark.usefixtures("our_pipeline")
     @pytest.mark.parametrize("kind", [MemoryError, OfUserError])
     def test_what_is_no_damage(self, tmp_path, monkeypatch, kind):
         """A lack of memory, or what a handler of a signal raises: to mend the chunk was advised."""
