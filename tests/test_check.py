@@ -696,6 +696,13 @@ class TestHierarchies:
         problems = [each.problems for each in check(tmp_path / "g").values()]
         assert "is a symbolic link that leads nowhere" in str(problems)
 
+    @pytest.mark.parametrize("zarr_format", [[], {}, "3", 2.5, None])
+    def test_an_odd_format(self, tmp_path, zarr_format):
+        zarr.create_group(tmp_path).create_array("a", shape=3, dtype="i1")
+        document = json.loads((tmp_path / "a/zarr.json").read_text())
+        (tmp_path / "a/zarr.json").write_text(json.dumps(document | {"zarr_format": zarr_format}))
+        assert check(tmp_path)["a"].problems
+
     def test_a_group_of_another_format(self, tmp_path):
         zarr.create_group(tmp_path, zarr_format=2).create_array("a", shape=3, dtype="i1")
         (tmp_path / ".zgroup").write_text("{}")

@@ -46,7 +46,6 @@ _NODE = re.compile(r"[^.]+(\.zarr)?")
 
 _BY_PATH = "open it by its path"
 _NAMES = {"array": "an array", "group": "a group"}
-_OTHER_FORMATS: dict[object, int] = {2: 3, 3: 2}
 _REMEDY = "consolidate them again, with zarr.consolidate_metadata"
 
 
@@ -155,10 +154,11 @@ class _Hierarchy:
 
 def _why_not_shown(array: _Node, formats: list[object]) -> str:
     """Return why the groups above an array, which have these formats, do not show it, or ""."""
-    if (other := _OTHER_FORMATS.get(array.zarr_format)) is None or other not in formats:
-        return ""
-    above = f"a Zarr v{other} group above it"
-    return f"it is of Zarr v{array.zarr_format}, which {above} does not show: {_BY_PATH}"
+    for own, other in ((2, 3), (3, 2)):
+        if array.zarr_format == own and other in formats:
+            above = f"a Zarr v{other} group above it"
+            return f"it is of Zarr v{own}, which {above} does not show: {_BY_PATH}"
+    return ""
 
 
 def _visit(store: Store, path: str) -> tuple[_Folder, list[str]]:
