@@ -58,9 +58,10 @@ def _why_wrong_v2_dtype(document: JSONObject) -> str:
             how = "read it with zarr 2, and write it as another data type, such as vlen-utf8"
             return f"zarr 3 can't read objects stored by {', '.join(codecs)}: {how}"
     # Those of other names, such as "long", have another size on other systems.
-    if not re.fullmatch("bool|(u?int|float|complex)[0-9]+", str(given)):
+    name = str(given)
+    if not re.fullmatch("bool|(u?int|float|complex)[0-9]+", name):
         return ""
-    dtype = value_or_error(np.dtype, given)
+    dtype = value_or_error(np.dtype, name)
     if not isinstance(dtype, np.dtype) or not _opens(document, {"dtype": dtype.str}):
         return ""
     return f'if these are elements of {dtype.str}, write "dtype": "{dtype.str}" in .zarray'
