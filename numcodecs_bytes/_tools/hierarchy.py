@@ -362,7 +362,7 @@ def _stale_metadata(
             yield f"{of_group} take it for {_NAMES[stated.kind]}: {_REMEDY}"
         elif why := _why_stale(own, value_or_error(_as_zarr_writes, store, path, stated)):
             # They may be the only ones that are left.
-            is_lost = node.zarr_format == 2 and own["attributes"] == {} and "attributes" in why
+            is_lost = node.zarr_format == 2 and own.get("attributes") == {} and "attributes" in why
             lost = "; if .zattrs was lost, write it from them first" if is_lost else ""
             yield f"{of_group} {why}{lost}"
 
