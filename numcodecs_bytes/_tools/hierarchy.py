@@ -372,7 +372,8 @@ def _why_stale(own: JSONObject, stated: JSONObject | Exception) -> str:
     if isinstance(stated, Exception):
         return f"have it in a way that zarr can't open: {_REMEDY}"
     names = differing(own, stated)
-    return names and f"and its own differ in {names}: if its own are right, {_REMEDY}"
+    first = "; if an append was interrupted, repeat it first" if "shape" in names else ""
+    return names and f"and its own differ in {names}: if its own are right, {_REMEDY}{first}"
 
 
 def _with_attributes(store: Store, path: str, node: _Node) -> _Node:
