@@ -141,7 +141,7 @@ def _explain_no_group(location: str) -> str:
     what = f"{location} is no Zarr group, because it has no zarr.json or .zgroup"
     others = [*map(str, Path(location).glob("*.*"))]
     stores = [name for name in others if name.endswith((".json", ".parq", ".parquet", ".zip"))]
-    unread = f"; other stores in it, such as {stores[0]}, were not read" if stores else ""
+    unread = f"; what may be other stores, such as {stores[0]}, was not read" if stores else ""
     return f"{what}: open its arrays by their paths; if it was one, restore that{unread}"
 
 

@@ -780,12 +780,14 @@ class TestHierarchies:
         """Whoever opens it waits for its writer."""
         healthy.joinpath("plain/c/0/0").unlink()
         os.mkfifo(healthy / "plain/c/0/0")
-        for name in ("pipe/zarr.json", "pipe/0", "pipes/0", "pipes/1", ".zmetadata"):
-            (healthy / name).parent.mkdir(exist_ok=True)
+        of_icechunk = ("repo", "refs/branch.main/ref.json")
+        for name in ("pipe/zarr.json", "pipe/0", "pipes/0", "pipes/1", ".zmetadata", *of_icechunk):
+            (healthy / name).parent.mkdir(exist_ok=True, parents=True)
             os.mkfifo(healthy / name)
         found = check(healthy)
         assert found.keys() == PARTIAL_READS.keys()
         assert found["plain"].num_problems == 1
+        assert migrate(healthy, dry_run=True)
 
     def test_the_progress_bar_gets_to_its_end(self, healthy):
         bar = Mock(total=None)
@@ -1572,23 +1574,14 @@ class TestPermissions:
 
     def test_references_to_what_needs_credentials(self, tmp_path):
         """It was not said in which of the storage options these are."""
-        fsspec = pytest.importorskip("fsspec")
 
         class NoCredentialsError(Exception):
             pass
 
-        class Protected(fsspec.AbstractFileSystem):
-            protocol = "guarded"
+        def cat_file(*_args, **_options):
+            raise NoCredentialsError("Unable to locate credentials")
 
-            def cat_file(self, *_args, **_options):
-                raise NoCredentialsError("Unable to locate credentials")
-
-        refs = {
-            "a/.zarray": json.dumps(metadata_v2("<i2", (4,), (4,))),
-            "a/0": ["guarded://b", 0, 8],
-        }
-        (tmp_path / "a.json").write_text(json.dumps({"version": 1, "refs": refs}))
-        fsspec.register_implementation("guarded", Protected, clobber=True)
+        write_references_to(tmp_path, cat_file)
         (report,) = checks.check(tmp_path / "a.json")
         (problem,) = report.problems
         assert "give credentials in the remote_options of the storage options or, if" in problem
@@ -1770,6 +1763,16 @@ class TestConsolidatedMetadata:
         assert not any(report.problems for report in checks.check(group.store))
 
 
+def write_references_to(folder, cat_file):
+    """Write references to a file system of fsspec that reads files by a function."""
+    fsspec = pytest.importorskip("fsspec")
+    methods = {"protocol": "tested", "cat_file": cat_file}
+    kind = type("Tested", (fsspec.AbstractFileSystem,), methods)
+    fsspec.register_implementation("tested", kind, clobber=True)
+    refs = {"a/.zarray": json.dumps(metadata_v2("<i2", (4,), (4,))), "a/0": ["tested://b", 0, 8]}
+    (folder / "a.json").write_text(json.dumps({"version": 1, "refs": refs}))
+
+
 @contextlib.contextmanager
 def serving(folder, status, failing=None):
     """Serve files, but answer with a status for folders, and with others for failing requests.
@@ -1947,21 +1950,12 @@ class TestKindsOfStores:
 
     def test_what_another_package_prints(self, tmp_path, capsys):
         """The document in JSON was none."""
-        fsspec = pytest.importorskip("fsspec")
 
-        class Printing(fsspec.AbstractFileSystem):
-            protocol = "printing"
+        def cat_file(*_args, **_options):
+            sys.stdout.write("Corrupted thrift data")
+            raise OSError("damaged")
 
-            def cat_file(self, *_args, **_options):
-                sys.stdout.write("Corrupted thrift data")
-                raise OSError("damaged")
-
-        refs = {
-            "a/.zarray": json.dumps(metadata_v2("<i2", (4,), (4,))),
-            "a/0": ["printing://b", 0, 8],
-        }
-        (tmp_path / "a.json").write_text(json.dumps({"version": 1, "refs": refs}))
-        fsspec.register_implementation("printing", Printing, clobber=True)
+        write_references_to(tmp_path, cat_file)
         assert main(["check", "--json", str(tmp_path / "a.json")]) == 1
         printed = capsys.readouterr()
         assert json.loads(printed.out)["num_problems"] == 1

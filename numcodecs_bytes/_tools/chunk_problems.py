@@ -144,13 +144,13 @@ def report_wrong_chunks(checked: CheckedArray, report: ArrayReport, found: Found
 
 def _advise(checked: CheckedArray, chunk: StoredChunk, problem: Problem, found: FoundChunks) -> str:
     """Return what to do with a chunk, after a colon; or ""."""
-    others = found.others_can_be_read
     if problem.expected is not None:
         return f": {_advise_on_length(checked, chunk, problem, found)}"
     if found.may_lack_padding and (why := _why_not_padded(checked, chunk, problem)):
         return f": {why}"
-    advice = problem.advice and problem.advice.given(others_can_be_read=others)
-    return f": {advice}" if advice else ""
+    if problem.advice is None:
+        return ""
+    return f": {problem.advice.given(others_can_be_read=found.others_can_be_read)}"
 
 
 def _advise_on_length(

@@ -21,7 +21,7 @@ from zarr.core.sync import sync
 from numcodecs_bytes._core.catch import value_or_error
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.lengths import NUM_START_BYTES, codec_at, explain_stand_in
-from numcodecs_bytes._tools.documents import METADATA_NAMES, local_path
+from numcodecs_bytes._tools.documents import METADATA_NAMES, document_at, local_path
 from numcodecs_bytes._tools.reporting import describe_error
 from numcodecs_bytes._zarr_api.file_systems import is_local, unwrapped
 from numcodecs_bytes._zarr_api.private_names import store_in_wrappers
@@ -70,7 +70,7 @@ def open_store(
     if not location:  # a variable of the shell was not set; zarr takes it for this folder
         raise ValueError("expected the path or URL of a store, got an empty text")
     store = _open_location(location, options, read_only=read_only)
-    is_repository = value_or_error(sync, _is_repository(store))
+    is_repository = value_or_error(_is_repository, store)
     if not read_only and is_repository is True:
         raise ValueError(f"this is an Icechunk repository, which is Zarr v3: {_WRITABLE}")
     if not read_only:
@@ -119,14 +119,15 @@ def _with_atomic_writes(store: Store) -> Store:
     return zarr.storage.LocalStore(folder, read_only=store.read_only)
 
 
-async def _is_repository(store: Store) -> bool:
+def _is_repository(store: Store) -> bool:
     """Whether a store has the file `repo` of Icechunk 2, or the branch `main` of Icechunk 1."""
-    prototype = default_buffer_prototype()
-    start = await store.get("repo", prototype, RangeByteRequest(0, 3))
-    if start is not None and start.to_bytes().startswith(b"ICE"):
-        return True
-    ref = await store.get("refs/branch.main/ref.json", prototype)
-    return ref is not None and b"snapshot" in ref.to_bytes()  # some servers send a login form
+    local = local_path(store, "repo")
+    if local is None or local.is_file():  # to open a pipe might never end
+        start = sync(store.get("repo", default_buffer_prototype(), RangeByteRequest(0, 3)))
+        if start is not None and start.to_bytes().startswith(b"ICE"):
+            return True
+    ref = document_at(store, "refs/branch.main/ref.json")
+    return isinstance(ref, dict) and "snapshot" in ref
 
 
 def _open_repository(location: str, icechunk_ref: dict[str, str]) -> Store:
