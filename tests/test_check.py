@@ -1160,18 +1160,18 @@ class TestChunks:
         zarr.create_array(tmp_path, zarr_format=zarr_format, **settings)[...] = 1
         chunk = tmp_path / ("2" if zarr_format == 2 else "c/2")
         compress = zlib.compress if zarr_format == 2 else gzip.compress
-        for stored, is_padded in ((np.ones(2, dtype), False), (np.ones(3, dtype), None)):
-            chunk.write_bytes(compress(stored.tobytes()))
+        for num_elements in (2, 3):
+            chunk.write_bytes(compress(np.ones(num_elements, dtype).tobytes()))
             (problem,) = check(tmp_path)[""].problems
             assert "once decoded, it holds" in problem
             advice = "elements inside the array, of shape (2,), keep it, and pad it along each axis"
-            assert (advice in problem) == (is_padded is False)
+            assert (advice in problem) == (num_elements == 2)
 
     def test_what_only_seems_to_lack_padding(self, tmp_path):
         """Inner chunks, parts of elements, web pages, and chunks of another shape."""
         settings = {"shape": 10, "chunks": 4, "dtype": "f4"}
         plain = settings | {"compressors": None}
-        sharded = {"shape": (16, 18), "shards": (16, 16), "chunks": (8, 8), "dtype": "u1"}
+        sharded = {"shape": (16, 18), "shards": (16, 16), "chunks": (8, 8), "dtype": "u2"}
         encoded = settings | {"compressors": zarr.codecs.GzipCodec()}
         for name, given in (
             ("page", plain),
@@ -1185,9 +1185,10 @@ class TestChunks:
         for i in range(3):
             (tmp_path / f"other/c/{i}").write_bytes(gzip.compress(bytes(8)))
         document = json.loads((tmp_path / "sharded/zarr.json").read_text())
-        document["codecs"][0]["configuration"]["chunk_shape"] = [8, 4]
+        document["data_type"] = "uint32"  # as many elements in an inner chunk as in the array here
         (tmp_path / "sharded/zarr.json").write_text(json.dumps(document))
         found = check(tmp_path)
+        assert "an inner chunk holds 128 bytes, expected 256" in str(found["sharded"])
         assert not any("pad it" in str(report) for report in found.values())
         assert "it is a web page" in str(found["page"])
         assert found["other"].num_problems == 1
@@ -1621,18 +1622,16 @@ class TestConsolidatedMetadata:
         assert path == ""
         assert any(problem.startswith(disagree) for problem in problems)
 
+    @pytest.mark.parametrize("group", [2], indirect=True)
     def test_attributes_that_are_lost(self, group):
         """To consolidate again was the only advice, which loses the last copy."""
-        if group.metadata.zarr_format == 3:
-            return
         (group.store.root / "a/.zattrs").unlink()
         (problem,) = check(group.store)["a"].problems
         assert problem.endswith("; if .zattrs was lost, write it from them first")
 
+    @pytest.mark.parametrize("group", [2], indirect=True)
     def test_documents_of_arrays_that_have_attributes(self, group):
         """VirtualiZarr writes them empty into those of Zarr v2, where they mean nothing."""
-        if group.metadata.zarr_format == 3:
-            return
         file = group.store.root / "a/.zarray"
         file.write_text(json.dumps(json.loads(file.read_text()) | {"attributes": {}}))
         assert not any(report.problems for report in checks.check(group.store))

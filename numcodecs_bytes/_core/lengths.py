@@ -18,7 +18,6 @@ NUM_START_BYTES = 96  # how many of a chunk's first bytes tell what it is
 # The end of the message of an error that a read raises.
 FIND_OTHERS = " (`numcodecs-bytes check` finds all such chunks)"
 EMPTY = "it is empty: restore or rewrite it"
-_PAD = "if it is at the edge of the array and lacks padding, keep it, and pad it; "
 # What compressed data begin with.
 _STARTS = {
     "zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
@@ -146,7 +145,8 @@ class SuspectChunk(NamedTuple):
             return Advice(f"{remedy}; {correct}", if_others=remedy)
         if_none = f"{metadata} seem to state {wrong}: correct them"
         if self.num_bytes < self.expected:
-            pad = _PAD if self.may_lack_padding else ""
+            at_edge = "if it is at the edge of the array and lacks padding, keep it, and pad it; "
+            pad = at_edge if self.may_lack_padding else ""
             return Advice(
                 f"{pad}if it is truncated, restore or rewrite it; {correct}",
                 f"{pad}it seems to be truncated: restore or rewrite it",
@@ -248,7 +248,7 @@ def check_length(  # noqa: PLR0913 # what the message says
         )
         advice = wrong.explain()
         if may_be_inner:
-            advice = wrong.explain_inner() or Advice(f"{_PAD if are_rows else ''}{_OF_INNER}")
+            advice = wrong.explain_inner() or Advice(_OF_INNER)
         error = LengthError(
             f"{name} holds {num_bytes} bytes, expected {expected} for shape {shape} of {dtype}; "
             f"{advice}{FIND_OTHERS}"
