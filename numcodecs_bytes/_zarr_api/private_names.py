@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import zarr.codecs.sharding
 import zarr.dtype
+from zarr.abc.codec import ArrayBytesCodec
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import cpu
 from zarr.storage import WrapperStore
@@ -19,10 +20,13 @@ from numcodecs_bytes._core.dtypes import Array, UInt8Array, UInt64Array
 
 def has_sync_index(codec: Any) -> bool:
     """Whether the index of shards can be decoded and encoded without an event loop."""
+    first, *others = codec.index_codecs or (None,)
+    if not isinstance(first, ArrayBytesCodec):  # zarr refuses them once it reads an index
+        return False
     if hasattr(codec, "_index_codecs_sync_capable"):  # new in 3.3
         return bool(codec._index_codecs_sync_capable())
-    synchronous = zarr.codecs.BytesCodec | zarr.codecs.Crc32cCodec
-    return all(isinstance(index_codec, synchronous) for index_codec in codec.index_codecs)
+    are_checksums = all(isinstance(each, zarr.codecs.Crc32cCodec) for each in others)
+    return isinstance(first, zarr.codecs.BytesCodec) and are_checksums
 
 
 def index_bytes_of(codec: Any, grid_shape: tuple[int, ...]) -> int:

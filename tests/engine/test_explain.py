@@ -247,6 +247,23 @@ class TestShards:
             assert "empty" not in text
 
     @pytest.mark.usefixtures("our_pipeline")
+    @pytest.mark.parametrize("index_codecs", [[], ["crc32c"], ["crc32c", "bytes"]], ids=str)
+    def test_codecs_of_an_index_that_zarr_refuses(self, tmp_path, index_codecs):
+        """That was logged as a bug of this package; fuzzing found it."""
+        settings = {"shape": 8, "chunks": (2,), "shards": (4,), "dtype": "u1", "compressors": None}
+        zarr.create_array(tmp_path, **settings)[:4] = 1
+        document = json.loads((tmp_path / "zarr.json").read_text())
+        codecs = [{"name": name} for name in index_codecs]
+        document["codecs"][0]["configuration"]["index_codecs"] = codecs
+        (tmp_path / "zarr.json").write_text(json.dumps(document))
+        array = zarr.open_array(tmp_path)
+        assert array[4:].tolist() == [0] * 4
+        with pytest.raises((TypeError, ValueError)):
+            array[:3]
+        (report,) = check(tmp_path)
+        assert report.problems
+
+    @pytest.mark.usefixtures("our_pipeline")
     def test_one_that_may_not_be_read(self, shard):
         """Says nothing about the data."""
 
